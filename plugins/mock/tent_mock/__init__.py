@@ -1,0 +1,1 @@
+"""A transport for TENT that does what a script tells it."""
