@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tent_core.types import BufferState, MemoryKind, Permission, memory_kind
 
-NO_ATTRIBUTES: Mapping[str, Attribute] = MappingProxyType({})
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
 
 
 class PeerKey(NamedTuple):
@@ -68,7 +70,7 @@ class BufferDescriptor:
     location: str
     permission: Permission
     state: BufferState = BufferState.LIVE
-    attributes: Mapping[str, Attribute] = field(default=NO_ATTRIBUTES)
+    attributes: Mapping[str, Attribute] = field(default_factory=_nothing)
 
     @property
     def end(self) -> int:
@@ -102,10 +104,10 @@ class SegmentDescriptor:
     incarnation: bytes
     version: int
     host: HostIdentity
-    transports: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    attributes: Mapping[str, Attribute] = field(default=NO_ATTRIBUTES)
+    transports: Mapping[str, int] = field(default_factory=_nothing)
+    attributes: Mapping[str, Attribute] = field(default_factory=_nothing)
     devices: tuple[Device, ...] = ()
-    buffers: Mapping[int, BufferDescriptor] = field(default_factory=lambda: MappingProxyType({}))
+    buffers: Mapping[int, BufferDescriptor] = field(default_factory=_nothing)
 
     @property
     def key(self) -> PeerKey:
