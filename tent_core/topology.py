@@ -115,7 +115,9 @@ def read(root: str | Path = "/") -> Topology:
     """Read the machine whose `sys` and `proc` are below `root`. Never raises; takes some milliseconds."""
     root = Path(root)
     return Topology(
-        nics=tuple(_nic(path) for path in _entries(root / "sys/class/net") if path.is_dir()),
+        nics=tuple(
+            _nic(path) for path in _entries(root / "sys/class/net") if _exists(path / "ifindex")
+        ),
         rdma_devices=tuple(_rdma_device(path) for path in _entries(root / "sys/class/infiniband")),
         numa_nodes=tuple(
             _numa_node(int(path.name[4:]), path)
