@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,15 @@ class Requests:
         return len(self.local)
 
 
+class Failure(NamedTuple):
+    """One report of `Work.fail` or `Work.refuse` over the requests in [start, stop)."""
+
+    start: int
+    stop: int
+    cause: Exception
+    fenced: bool
+
+
 class Work:
     """One submission of `requests` to one endpoint, and where its outcome is reported.
 
@@ -99,7 +108,6 @@ class Work:
         "requests",
         "status",
         "surplus",
-        "unfenced",
     )
 
     def __init__(
@@ -117,10 +125,8 @@ class Work:
         self.deadline = deadline
         self.status = np.full(n, Status.PENDING, np.uint8)
         self.moved = np.zeros(n, np.uint64)
-        self.causes: list[tuple[int, int, Exception]] = []
-        """(start, stop, cause) of each failed or refused range, in the order of the reports."""
-        self.unfenced = False
-        """True when some failed attempt may still move bytes: such requests never move to another path."""
+        self.causes: list[Failure] = []
+        """Every failure and refusal, in the order of the reports."""
         self.surplus = 0
         self._remaining = n
         self._lock = threading.Lock()
@@ -186,9 +192,7 @@ class Work:
                 if moved is not None:
                     self.moved[start:stop][fresh] = moved[fresh]
             if cause is not None:
-                self.causes.append((start, stop, cause))
-            if not fenced:
-                self.unfenced = True
+                self.causes.append(Failure(start, stop, cause, fenced))
             self._remaining -= count
             finished = self._remaining == 0
         if finished:
@@ -201,7 +205,12 @@ class Work:
 
     def cause_of(self, index: int) -> Exception | None:
         """Why request `index` failed or was refused, or None."""
-        for start, stop, cause in self.causes:
-            if start <= index < stop:
-                return cause
+        for failure in self.causes:
+            if failure.start <= index < failure.stop:
+                return failure.cause
         return None
+
+    @property
+    def unfenced(self) -> bool:
+        """Whether some failed attempt may still move bytes: such requests never move to another path."""
+        return any(not failure.fenced for failure in self.causes)

@@ -1,0 +1,209 @@
+"""A batch: requests submitted together, their statuses, and the ways to wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tent_core.errors import TransferFailed, WaitTimeout
+from tent_core.inflight import InFlight
+from tent_core.types import Intent, Priority, Status
+
+Rows = NDArray[np.intp] | None
+"""Which requests of a batch are meant: positions, or None for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a batch is to be carried. `timeout` is in seconds and bounds the transfer, not only the wait."""
+
+    timeout: float | None = None
+    priority: Priority = Priority.MEDIUM
+    intent: Intent = Intent.UNSPEC
+    policy: str | None = None
+    transport: str | None = None
+
+
+class Try(NamedTuple):
+    """One attempt of one transport, for the error that lists them all."""
+
+    transport: str
+    cause: Exception
+    seconds: float
+
+
+class Failed(NamedTuple):
+    """Requests that ended without moving every byte, with everything that was tried for them."""
+
+    rows: Rows
+    tries: tuple[Try, ...]
+
+
+class Batch:
+    """n requests on their way. `await batch`, `batch.wait()`, `batch.poll()` and callbacks all tell the end.
+
+    `status` is uint8 (n,) of `Status`, `moved` uint64 (n,) in bytes; read them once `done`, before that
+    they are a view of what is known. Thread-safe. It always ends: with a terminal status per request.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_failures",
+        "_gate",
+        "_left",
+        "_lock",
+        "_marks",
+        "_spin_s",
+        "_what",
+        "carried",
+        "done",
+        "moved",
+        "status",
+    )
+
+    def __init__(self, n: int, what: str, marks: Sequence[InFlight], spin_s: float) -> None:
+        self.status = np.full(n, Status.PENDING, np.uint8)
+        self.moved = np.zeros(n, np.uint64)
+        self.carried: Counter[str] = Counter()
+        self.done = False
+        self._what = what
+        self._marks = marks
+        self._spin_s = spin_s
+        self._left = n
+        self._failures: list[Failed] = []
+        self._callbacks: list[Callable[[Batch], None]] = []
+        self._lock = threading.Lock()
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        if n == 0:
+            self._finish()
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    # ---------------------------------------------------------------- for the dispatcher
+
+    def settle(
+        self, rows: Rows, status: NDArray[np.uint8] | Status, moved: NDArray[np.uint64] | None, transport: str
+    ) -> None:
+        """Record the terminal statuses of `rows`; the batch ends with its last row."""
+        where = slice(None) if rows is None else rows
+        with self._lock:
+            self.status[where] = status
+            if moved is not None:
+                self.moved[where] = moved
+                self.carried[transport] += int(moved.sum())
+            self._left -= len(self.status) if rows is None else len(rows)
+            ended = self._left == 0
+        if ended:
+            self._finish()
+
+    def settle_failed(
+        self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
+    ) -> None:
+        """Record that `rows` failed for good, and why."""
+        with self._lock:
+            self._failures.append(Failed(rows, tries))
+        self.settle(rows, status, moved, tries[-1].transport if tries else "")
+
+    def _finish(self) -> None:
+        for mark in self._marks:
+            mark.end()
+        with self._lock:
+            self.done = True
+            callbacks, self._callbacks = self._callbacks, []
+        self._gate.release()
+        for call in callbacks:
+            call(self)
+
+    # ---------------------------------------------------------------- for applications
+
+    def poll(self) -> bool:
+        """Whether every request has ended. Never blocks, never raises."""
+        return self.done
+
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> Batch:
+        """Wait until every request has ended and return the batch.
+
+        Raises WaitTimeout after `timeout` seconds (the work goes on), and, if `check`, TransferFailed when
+        any request did not complete. Spins for a short time (`wait.spin_us`), then blocks.
+        """
+        if not self.done:
+            self._block(timeout)
+        if check:
+            self.check()
+        return self
+
+    def _block(self, timeout: float | None) -> None:
+        spin_until = time.perf_counter() + self._spin_s
+        while time.perf_counter() < spin_until:
+            if self.done:
+                return
+            time.sleep(0)  # hands the GIL to whoever carries the work
+        if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise WaitTimeout(f"{self._what} did not end within {timeout:g} s; {self._left} requests are under way")
+        self._gate.release()
+
+    def check(self) -> None:
+        """Raise TransferFailed if any request ended otherwise than COMPLETED."""
+        if self._failures:
+            raise TransferFailed(self.explain_failures())
+
+    @property
+    def failures(self) -> tuple[Failed, ...]:
+        """What failed, with each attempt."""
+        with self._lock:
+            return tuple(self._failures)
+
+    def explain_failures(self) -> str:
+        """How many requests failed and, for each kind of failure, the first request and every attempt."""
+        lines = []
+        count = 0
+        for failed in self.failures:
+            rows = range(len(self)) if failed.rows is None else failed.rows
+            count += len(rows)
+            tried = "; ".join(f"{t.transport} after {t.seconds:.3f} s: {t.cause}" for t in failed.tries)
+            which = f"request {int(rows[0])}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+            lines.append(f"{which}: {tried or 'no transport was tried'}")
+        return "\n".join([f"{self._what}: {count} of {len(self)} requests failed", *lines])
+
+    def transports(self) -> dict[str, int]:
+        """Bytes by the transport that carried them."""
+        with self._lock:
+            return {name: moved for name, moved in self.carried.items() if moved}
+
+    def add_done_callback(self, call: Callable[[Batch], None]) -> None:
+        """Call `call(batch)` once, when the batch has ended (now, if it has), in whichever thread ends it.
+
+        It must return quickly and must not raise: it may run in a transport's thread.
+        """
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(call)
+                return
+        call(self)
+
+    def __await__(self) -> Generator[object, None, Batch]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: Batch) -> None:
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+
+        self.add_done_callback(wake)
+        yield from future.__await__()
+        self.check()
+        return self
+
+    def __repr__(self) -> str:
+        counts = np.bincount(self.status, minlength=len(Status))
+        known = ", ".join(f"{int(counts[s])} {s.name}" for s in Status if counts[s])
+        return f"<Batch {self._what}: {known or 'empty'}>"

@@ -1,0 +1,571 @@
+"""The engine: registers memory, opens segments, answers peers. One per process, or several."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tent_core import memory
+from tent_core.batch import Options
+from tent_core.descriptor import Device, PeerKey, SegmentDescriptor
+from tent_core.errors import ClosedError, TentError, TransportError, UsageError
+from tent_core.inflight import Deadline
+from tent_core.inbox import Inbox, Notification
+from tent_core.memory import Buffer, BufferSlice, Memory
+from tent_core.segments import LocalSegment
+from tent_core.stats import Stats
+from tent_core.transport import LocalBuffer, TransportDeclaration
+from tent_core.types import Intent, Permission, Priority
+
+if TYPE_CHECKING:
+    from tent_core.aio import AsyncEngine
+    from tent_core.control.sessions import SessionInfo
+    from tent_core.peers import LivePeer
+    from tent_core.planning import Group
+    from tent_core.plugins import Registry
+    from tent_core.policy import Selection
+    from tent_core.remote import Segment
+
+DEFAULT_CLOSE_S = 5.0
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_kept_alive: list[Memory] = []
+"""Memory of closed engines that a peer might still have written to: kept for the life of the process."""
+
+
+class Engine:
+    """Moves bytes between registered memory here and the segments of peers.
+
+    `config` is a path to a YAML file, a mapping of the same shape, or None for the defaults. The engine
+    runs when the constructor returns. Raises ConfigError with every mistake in the configuration, and
+    TentError when it cannot listen. A context manager; all methods are thread-safe. It does not work in a
+    forked child: start workers with the "spawn" method.
+    """
+
+    def __init__(
+        self, config: str | Path | Mapping[str, Any] | None = None, *, plugins: Registry | None = None
+    ) -> None:
+        # What an engine needs and an import of tent_core does not: grpc, pydantic.
+        from tent_core import config as configuration
+        from tent_core import host, log, topology
+        from tent_core.control.plane import ControlPlane
+        from tent_core.dispatch import Dispatcher
+        from tent_core.hooks import Hooks
+        from tent_core.planning import Planner
+        from tent_core.plugins import discover
+        from tent_core.registry import BufferRegistry
+        from tent_core.runner import Transports
+
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._peers: dict[str, LivePeer] = {}
+        self._opening: dict[str, threading.Lock] = {}
+        self._departures: set[PeerKey] = set()
+        registry = plugins if plugins is not None else discover()
+        self.settings = configuration.load(config, registry)
+        self._log = log.configure(self.settings.log)
+        self.spin_s = self.settings.wait.spin_us / 1e6
+        self._transfer_s = self.settings.transfer.timeout_s
+        self.inbox = Inbox(self.settings.notifications.queue)
+        self._host = host.identify()
+        self._topology = topology.discover()
+        self._control = ControlPlane(self.settings.control, self.settings.peers, self._log)
+        name = self._control.bind(self.settings.control.call_timeout_s)
+        self.incarnation = secrets.token_bytes(16)
+        self._log = self._log.bind(engine=name)
+        devices = tuple(Device(nic.name, nic.numa_node) for nic in self._topology.nics)
+        self._segment = LocalSegment(
+            SegmentDescriptor(name, self.incarnation, 1, self._host, devices=devices)
+        )
+        self.stats_ = Stats()
+        self._transports = Transports(self._log)
+        self._hooks = Hooks(registry, self._log)
+        try:
+            self._start_transports(registry)
+            planner = Planner(self.settings.policy, self._facts(registry))
+            self.dispatcher = Dispatcher(
+                planner, self.stats_, self._log, self.settings.failover.max_attempts
+            )
+            if self._hooks.has_select:
+                self.dispatcher.overrule = self._overrule
+            if self._hooks.has("tent_transfers_finished"):
+                self.dispatcher.observe = self._observe
+            self._buffers = BufferRegistry(self._segment, self._transports, self._control, self._log)
+            self._control.serve(self._segment, _Handler(self))
+        except BaseException:
+            self._transports.stop()
+            self._control.stop(1.0)
+            raise
+        _open_engines.add(self)
+        self._hooks.fire("tent_engine_started", engine=self)
+        self._log.info("engine_started", transports=sorted(self._transports.numbers))
+
+    def _start_transports(self, registry: Registry) -> None:
+        from tent_core.config import Enable
+        from tent_core.runner import Context
+
+        host = self._control.advertised_host
+        listen = self._control.listen_host
+
+        def context(declaration: TransportDeclaration, settings: Any, log: Any) -> Context:
+            return Context(
+                self.key, self._host, settings, self._topology, log, host, listen, self._segment, declaration
+            )
+
+        chosen = {n: c for n, c in self.settings.transports.items() if c.enable is not Enable.FALSE}
+        self._transports.start(chosen, registry, context, lambda n: chosen[n].enable is Enable.TRUE)
+        numbers = MappingProxyType(self._transports.numbers)
+        self._segment.update(lambda old: replace(old, transports=numbers))
+
+    def _facts(self, registry: Registry) -> Any:
+        """What selection needs to know of every transport that the policy names or YAML mentions."""
+        from tent_core.config import Enable
+
+        installed = set(registry.names())
+        others = {}
+        for entry in self.settings.policy:
+            for name in entry.transports:
+                others[name] = "is not installed" if name not in installed else "is not enabled"
+        for name, choice in self.settings.transports.items():
+            if choice.enable is Enable.FALSE:
+                others[name] = "is disabled by transports in the configuration"
+        return self._transports.facts({n: r for n, r in others.items() if n not in self._transports.numbers})
+
+    # ---------------------------------------------------------------- who this is
+
+    @property
+    def segment_name(self) -> str:
+        """The name under which peers open this engine's segment: `host:port`, IPv6 `[addr]:port`."""
+        return self._segment.snapshot.name
+
+    @property
+    def key(self) -> PeerKey:
+        """Name and incarnation."""
+        return self._segment.snapshot.key
+
+    @property
+    def descriptor(self) -> SegmentDescriptor:
+        """The snapshot that peers are told."""
+        return self._segment.snapshot
+
+    @property
+    def aio(self) -> AsyncEngine:
+        """The same engine for asyncio: what blocks here is a coroutine there."""
+        from tent_core.aio import AsyncEngine
+
+        return AsyncEngine(self)
+
+    # ---------------------------------------------------------------- memory
+
+    def allocate(
+        self,
+        size: int,
+        location: str = "cpu:0",
+        *,
+        name: str | None = None,
+        permission: Permission = Permission.GLOBAL_READ_WRITE,
+    ) -> Buffer:
+        """Make and register zeroed host memory that peers on this host can map: the fastest kind to move.
+
+        `size` in bytes. Raises MemoryUnsupported, RangeError.
+        """
+        self.check_open()
+        return self._add([memory.allocate(size, location)], [name], permission)[0]
+
+    def register(
+        self,
+        obj: Any,
+        *,
+        name: str | None = None,
+        location: str | None = None,
+        permission: Permission = Permission.GLOBAL_READ_WRITE,
+    ) -> Buffer:
+        """Register the memory of `obj`: a buffer (numpy array, bytearray, mmap), `__array_interface__`, DLPack
+        or `__cuda_array_interface__` object, contiguous; or (address, length) in bytes.
+
+        The object stays alive until the buffer is unregistered; a raw address is the caller's to keep.
+        Overlapping registrations are buffers of their own. Raises MemoryUnsupported, RangeError, UsageError.
+        """
+        self.check_open()
+        return self._add([memory.describe(obj, location)], [name], permission)[0]
+
+    def register_many(
+        self,
+        objects: Sequence[Any],
+        *,
+        names: Sequence[str | None] | None = None,
+        location: str | None = None,
+        permission: Permission = Permission.GLOBAL_READ_WRITE,
+    ) -> list[Buffer]:
+        """Register many at once, with one update to the peers that watch. All or none."""
+        self.check_open()
+        names = [None] * len(objects) if names is None else names
+        if len(names) != len(objects):
+            raise UsageError(f"there are {len(names)} names for {len(objects)} objects")
+        return self._add([memory.describe(o, location) for o in objects], names, permission)
+
+    def _add(self, memories: Sequence[Memory], names: Sequence[str | None], permission: Permission) -> list[Buffer]:
+        def made(local: LocalBuffer, mem: Memory, offers: dict[str, int]) -> Buffer:
+            return Buffer(self, local, mem, offers)
+
+        buffers = self._buffers.add(memories, names, permission, made)
+        for buffer in buffers:
+            self._hooks.fire("tent_buffer_registered", engine=self, buffer=buffer.local)
+        return buffers
+
+    def unregister(self, buffer: Buffer, timeout: float | None = None) -> None:
+        """Revoke a buffer: when this returns, nobody can touch its memory any more and it may be reused.
+
+        Waits for the transfers that use it and for every peer that could still touch it to let go. Raises
+        RevocationTimeout naming who has not after `timeout` seconds (default `revocation.timeout_s`): the
+        memory then stays alive and refuses new requests, and calling again goes on waiting.
+        """
+        self.check_open()
+        self._buffers.remove(buffer, self.settings.revocation.timeout_s if timeout is None else timeout)
+        self._hooks.fire("tent_buffer_unregistered", engine=self, buffer=buffer.local)
+
+    def locate(self, address: int, length: int) -> BufferSlice:
+        """The slice of a registered buffer at a raw address. Raises RangeError naming the nearest buffer."""
+        buffer, offset = self._buffers.locate(address, length)
+        return BufferSlice(buffer, offset, length)
+
+    def buffers(self) -> list[Buffer]:
+        """The registered buffers."""
+        return self._buffers.all()
+
+    # ---------------------------------------------------------------- peers
+
+    def open_segment(self, name: str, timeout: float | None = None) -> Segment:
+        """Open the segment of the engine that answers at `name`, or reuse the live peer.
+
+        Raises UnknownSegment when nobody answers within `timeout` seconds (default `control.call_timeout_s`).
+        """
+        from tent_core.remote import Segment
+
+        self.check_open()
+        deadline = Deadline(self.call_timeout(timeout))
+        with self._lock:
+            turn = self._opening.setdefault(name, threading.Lock())
+        if not turn.acquire(timeout=deadline.left):
+            raise TransportError(f"another thread is opening segment {name} and has not ended; try again")
+        try:
+            peer = self._live_peer(name) or self._connect(name, deadline.left)
+        finally:
+            turn.release()
+            with self._lock:
+                self._opening.pop(name, None)
+        first = False
+        with self._lock:
+            peer.handles += 1
+            first = peer.handles == 1
+        if first:
+            self._hooks.fire("tent_segment_opened", engine=self, segment=peer.segment)
+        return Segment(self, peer)
+
+    def _live_peer(self, name: str) -> LivePeer | None:
+        with self._lock:
+            peer = self._peers.get(name)
+        return peer if peer is not None and peer.departed is None else None
+
+    def _connect(self, name: str, timeout: float) -> LivePeer:
+        from tent_core.peers import Listener, LivePeer
+
+        peer = LivePeer(self._host, self._transports, self._log, self._retire, self._refreshed)
+        peer.attach(self._control.connect(name, timeout, Listener(peer)))
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._peers[name] = peer
+        if closed:
+            peer.depart("the engine was closed")
+            raise ClosedError("the engine was closed while a segment was being opened")
+        return peer
+
+    def handle_closed(self, peer: LivePeer) -> None:
+        """A handle was given back; the peer itself stays, so that reopening costs no handshake."""
+        with self._lock:
+            peer.handles -= 1
+            last = peer.handles == 0
+        if last and not self._closed:
+            self._hooks.fire("tent_segment_closed", engine=self, peer=peer.key)
+
+    def _refreshed(self, peer: LivePeer, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
+        before = {(b.id, b.generation) for b in old.buffers.values()}
+        after = {(b.id, b.generation) for b in new.buffers.values()}
+        self._hooks.fire(
+            "tent_segment_refreshed",
+            engine=self,
+            segment=new,
+            added=tuple(sorted(i for i, _ in after - before)),
+            removed=tuple(sorted(i for i, _ in before - after)),
+        )
+
+    def _retire(self, peer: LivePeer) -> None:
+        """A departed peer's endpoints are closed and no transfer of ours touches its memory: forget it."""
+        with self._lock:
+            if self._peers.get(peer.key.name) is peer:
+                del self._peers[peer.key.name]
+        with contextlib.suppress(ClosedError):
+            self.dispatcher.progress.submit(lambda: peer.connection.close(peer.departed or ""))
+        self._log.info("peer_departed", peer=str(peer.key), reason=peer.departed)
+        self._hooks.fire("tent_peer_departed", engine=self, peer=peer.key, reason=peer.departed)
+
+    def session_departed(self, info: SessionInfo, reason: str) -> None:
+        """A peer that opened this engine is gone: let the transports free what they made for it."""
+        for running in self._transports:
+            with contextlib.suppress(ClosedError):
+                running.calls.submit(
+                    lambda r=running: _released(r, info.key, reason)  # type: ignore[misc]
+                )
+        if self._live_peer(info.key.name) is None:
+            self._hooks.fire("tent_peer_departed", engine=self, peer=info.key, reason=reason)
+
+    def peers(self) -> list[PeerKey]:
+        """The live peers that this engine opened."""
+        with self._lock:
+            return [p.key for p in self._peers.values() if p.departed is None]
+
+    # ---------------------------------------------------------------- notifications
+
+    def next_notification(self, timeout: float | None = None) -> Notification:
+        """The oldest notification that has not been taken yet; waits for one. Raises WaitTimeout, ClosedError."""
+        self.check_open()
+        return self.inbox.take(timeout)
+
+    def poll_notifications(self) -> list[Notification]:
+        """All notifications that have arrived and were not taken yet. Never blocks."""
+        return self.inbox.take_all()
+
+    def notifications(self) -> Iterator[Notification]:
+        """Iterate over notifications as they arrive, until the engine closes."""
+        while True:
+            try:
+                yield self.next_notification()
+            except ClosedError:
+                return
+
+    # ---------------------------------------------------------------- selection
+
+    def explain(
+        self,
+        segment: Segment | None = None,
+        size: int = 1 << 20,
+        *,
+        local_memory: str = "cpu:0",
+        remote_memory: str = "cpu:0",
+        priority: Priority = Priority.MEDIUM,
+        intent: Intent = Intent.UNSPEC,
+        policy: str | None = None,
+        transport: str | None = None,
+    ) -> Selection:
+        """How a request of `size` bytes would be carried: the policy entry, the candidates in order, and why each
+        other transport is out. Without a segment: to a peer like this engine on this machine."""
+        from tent_core.planning import trait_of
+
+        numbers = self._transports.numbers
+        there = numbers if segment is None else dict(segment.descriptor.transports)
+        peer = None if segment is None else segment.peer
+        plan = self.dispatcher.planner.plan(
+            trait_of(local_memory, numbers),
+            trait_of(remote_memory, there),
+            Options(None, priority, intent, policy, transport),
+            same_machine=peer is None or peer.same_machine,
+            same_process=peer is not None and peer.same_process,
+            unreachable={} if peer is None else peer.unreachable,
+        )
+        index = int(plan.edges.searchsorted(size, side="right")) - 1
+        return plan.selections[max(0, index)]
+
+    def _overrule(self, peer: LivePeer, group: Group) -> tuple[str, ...]:
+        names = group.selection.candidates
+        entry = group.selection.entry
+        answer = self._hooks.select(
+            engine=self,
+            peer=peer.key,
+            candidates=names,
+            entry=entry.name if entry is not None else "",
+            total=group.requests.total,
+            requests=len(group.requests),
+        )
+        return names if answer is None else tuple(n for n in answer if n in names)
+
+    def _observe(self, peer: LivePeer, name: str, tasks: int, moved: int, failed: int) -> None:
+        self._hooks.fire(
+            "tent_transfers_finished",
+            engine=self,
+            peer=peer.key,
+            transport=name,
+            tasks=tasks,
+            bytes_moved=moved,
+            failed=failed,
+        )
+
+    # ---------------------------------------------------------------- numbers
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start: `transports` (bytes, tasks, failures, and what each holds), `peers` (the
+        same by transport), `buffers`, `notifications`, `failovers`. Plain values, ready for JSON."""
+        transports: dict[str, Any] = {r.name: {"bytes": 0, "tasks": 0, "failures": 0} for r in self._transports}
+        for name, counters in self.stats_.totals().items():
+            transports[name] = counters
+        for running in self._transports:
+            transports[running.name]["holdings"] = dict(running.transport.holdings())
+        with self._lock:
+            peers = list(self._peers.values())
+        buffers = self._buffers.all()
+        return {
+            "engine": self.segment_name,
+            "transports": transports,
+            "peers": {
+                str(p.key): {"transports": self.stats_.of_peer(p.counters), "holdings": p.holdings()} for p in peers
+            },
+            "buffers": {
+                "count": len(buffers),
+                "bytes": sum(b.length for b in buffers),
+                "allocated": sum(b.local.memory_fd >= 0 for b in buffers),
+            },
+            "sessions": len(self._control.sessions()),
+            "failovers": self.stats_.failovers,
+            "notifications": {"waiting": len(self.inbox), "received": self.inbox.received},
+        }
+
+    # ---------------------------------------------------------------- the end
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop: finish what is in flight or fail it, revoke every buffer, say goodbye, release everything.
+
+        Bounded by about `timeout` seconds (5), also when peers are unreachable. Memory that a peer which
+        does not answer could still write to is kept alive for the life of the process, and logged.
+        Idempotent. In a forked child it does nothing: the engine is the parent's.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            peers = list(self._peers.values())
+        deadline = Deadline(DEFAULT_CLOSE_S if timeout is None else timeout)
+        self._hooks.fire("tent_engine_stopping", engine=self)
+        self.inbox.close()
+        for peer in peers:
+            peer.depart("the engine was closed")
+        while self._peers and deadline.left > 0:
+            time.sleep(0.001)
+        self._revoke_all(Deadline(min(deadline.left, 2.0)))
+        self._control.stop(max(0.2, min(deadline.left, 2.0)))
+        self._transports.stop()
+        self.dispatcher.progress.close(0.5)
+        self._hooks.close(0.5)
+        _open_engines.discard(self)
+        self._log.info("engine_closed")
+
+    def _revoke_all(self, deadline: Deadline) -> None:
+        """Withdraw every buffer together, so that slow peers are waited for once."""
+        buffers = self._buffers.all()
+        if not buffers:
+            return
+        self._buffers.shut_all()
+        for buffer in buffers:
+            try:
+                self._buffers.remove(buffer, max(0.001, deadline.left))
+            except TentError as error:
+                if buffer.memory is not None:
+                    _kept_alive.append(buffer.memory)
+                    self._log.warning("memory_kept_alive", buffer=buffer.name, reason=str(error))
+
+    def check_open(self) -> None:
+        """Raise ClosedError if this engine cannot be used (any more, or in this process)."""
+        if self._closed:
+            raise ClosedError("the engine is closed; make a new one")
+        if self._pid != os.getpid():
+            raise ClosedError(
+                "this engine belongs to the process that forked this one, and its threads are not here: "
+                'start workers with the "spawn" method and make an engine in each'
+            )
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else ", ".join(sorted(self._transports.numbers)) or "no transports"
+        return f"<Engine {self.segment_name} ({state}), {len(self._peers)} peers>"
+
+    # ---------------------------------------------------------------- times, for the handles
+
+    def call_timeout(self, timeout: float | None) -> float:
+        """Seconds for a control-plane call."""
+        return self.settings.control.call_timeout_s if timeout is None else timeout
+
+    def notify_timeout(self, timeout: float | None) -> float:
+        """Seconds for a notification."""
+        return self.settings.notifications.timeout_s if timeout is None else timeout
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a transfer that starts now must have ended, on the monotonic clock."""
+        return time.monotonic() + (self._transfer_s if timeout is None else timeout)
+
+    def wait_limit(self, timeout: float | None) -> float:
+        """How long a blocking call waits: a little longer than its transfer may take."""
+        return (self._transfer_s if timeout is None else timeout) + 1.0
+
+
+class _Handler:
+    """What the control plane calls, on its own thread; implements `control.plane.ControlHandler`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.ref(engine)
+
+    def bootstrap(
+        self, peer: PeerKey, transport: str, number: int, payload: bytes
+    ) -> concurrent.futures.Future[bytes]:
+        """Hand a peer's bootstrap message to the transport, on the transport's own queue."""
+        engine = self._engine()
+        running = engine._transports.get(transport) if engine is not None else None
+        if running is None or running.number != number:
+            refused: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+            refused.set_exception(TransportError(f"no transport {transport} ({number}) runs here"))
+            return refused
+        return running.bootstraps.submit(lambda: running.transport.bootstrap(peer, payload))
+
+    def notification(self, note: Notification) -> bool:
+        """Queue a notification for the application; False when the queue is full."""
+        engine = self._engine()
+        return engine is not None and engine.inbox.put(note)
+
+    def session_opened(self, info: SessionInfo) -> None:
+        """A peer opened this engine's segment."""
+
+    def session_departed(self, info: SessionInfo, reason: str) -> None:
+        """A peer that opened this engine's segment is gone."""
+        engine = self._engine()
+        if engine is not None and not engine._closed:
+            engine.session_departed(info, reason)
+
+
+def _released(running: Any, key: PeerKey, reason: str) -> None:
+    try:
+        running.transport.release(key, reason)
+    except Exception as error:
+        running.log.error("transport_raised", doing="release", peer=str(key), error=repr(error))
+
+
+@atexit.register
+def _close_all() -> None:
+    """Say goodbye to peers when the interpreter ends with engines still open."""
+    for engine in list(_open_engines):
+        engine.close(1.0)

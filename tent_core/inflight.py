@@ -1,0 +1,90 @@
+"""Marks of work in flight on one buffer: what must end before the memory may go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+
+class InFlight:
+    """Counts the batches that use one buffer, and says when the last has ended after it was shut.
+
+    A user marks itself before it checks anything and unmarks after its last byte has moved; whoever takes
+    the memory away shuts the gate first and then waits for the marks. Thread-safe; its lock is a leaf.
+    """
+
+    __slots__ = ("_count", "_drained", "_lock", "_open")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._open = True
+        self._drained: list[Callable[[], None]] = []
+
+    def begin(self) -> bool:
+        """Mark one use; False when the gate is shut (nothing is marked then)."""
+        with self._lock:
+            if self._open:
+                self._count += 1
+            return self._open
+
+    def end(self) -> None:
+        """Unmark one use. Calls what waits for the last one, in this thread, with no lock held."""
+        with self._lock:
+            self._count -= 1
+            if self._open or self._count:
+                return
+            waiting, self._drained = self._drained, []
+        for call in waiting:
+            call()
+
+    def shut(self) -> None:
+        """Refuse every new use from now on."""
+        with self._lock:
+            self._open = False
+
+    @property
+    def count(self) -> int:
+        """How many uses are marked."""
+        return self._count
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call once when the gate is shut and no use is left: now, or in the thread that ends the last one."""
+        with self._lock:
+            if self._open or self._count:
+                self._drained.append(call)
+                return
+        call()
+
+    def wait_drained(self, timeout: float) -> bool:
+        """Wait until the gate is shut and no use is left; False if that took longer than `timeout` seconds."""
+        event = threading.Event()
+        self.when_drained(event.set)
+        return event.wait(max(0.0, timeout))
+
+
+def begin_all(marks: Iterable[InFlight]) -> InFlight | None:
+    """Mark a use of each, or of none: answers the one that was shut, or None when all are marked."""
+    begun: list[InFlight] = []
+    for mark in marks:
+        if not mark.begin():
+            for done in begun:
+                done.end()
+            return mark
+        begun.append(mark)
+    return None
+
+
+class Deadline:
+    """A point on the monotonic clock, and how much is left until it."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, timeout: float) -> None:
+        self.at = time.monotonic() + timeout
+
+    @property
+    def left(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.at - time.monotonic())
