@@ -1,0 +1,47 @@
+"""Moves bytes between two engines over each transport named, with only what is installed here. No test tools."""
+
+from __future__ import annotations
+
+import sys
+
+import tent_core as tent
+
+
+def move(transport: str) -> None:
+    """Write over that transport alone, and check what arrived."""
+    config = {
+        "transports": {transport: {"enable": True}},
+        "policy": [{"name": "only", "transports": [transport]}],
+    }
+    with tent.Engine(config) as here, tent.Engine(config) as there:
+        source, target = here.allocate(1 << 20), there.allocate(1 << 20, name="target")
+        source.array[:] = 7
+        with here.open_segment(there.segment_name) as segment:
+            segment.write(source, segment.buffer("target"))
+        if not (target.array == 7).all():
+            sys.exit(f"{transport}: not every byte arrived")
+
+
+def refuse(transport: str) -> None:
+    """A transport that is not installed is an error when the YAML insists, and is passed over when it does not."""
+    try:
+        tent.Engine({"transports": {transport: {"enable": True}}}).close()
+    except tent.TentError as error:
+        print(f"{transport}, as it should: {error}")
+    else:
+        sys.exit(f"{transport} is not installed, and enable: true was no error")
+    with tent.Engine({"transports": {transport: {"enable": "auto"}}}) as engine:
+        print(engine)
+
+
+def main() -> None:
+    """The transports named must work; those of this repository that are not named must be absent."""
+    for transport in ("mock", "shm", "tcp"):
+        if transport in sys.argv[1:]:
+            move(transport)
+            print(f"{transport}: works")
+        elif transport != "mock":
+            refuse(transport)
+
+
+main()
