@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tent_core.aio import AsyncEngine
     from tent_core.batch import Batch
+    from tent_core.control.contract import Notification
     from tent_core.engine import Engine
     from tent_core.errors import (
         BufferRevoked,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeout,
     )
-    from tent_core.inbox import Notification
     from tent_core.memory import Buffer
     from tent_core.peers import RemoteBuffer
     from tent_core.remote import Prepared, Segment
@@ -60,7 +60,7 @@ _HOME = {
         "UsageError",
         "WaitTimeout",
     ),
-    "tent_core.inbox": ("Notification",),
+    "tent_core.control.contract": ("Notification",),
     "tent_core.memory": ("Buffer",),
     "tent_core.peers": ("RemoteBuffer",),
     "tent_core.remote": ("Prepared", "Segment"),

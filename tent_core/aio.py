@@ -1,4 +1,4 @@
-"""The engine for asyncio: what blocks in `Engine` is a coroutine here. Batches are awaitable by themselves."""
+"""The engine for asyncio: what blocks in `Engine` is a coroutine here. Batches can be awaited as they are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tent_core.control.contract import Notification
 from tent_core.errors import ClosedError
-from tent_core.inbox import Notification
 from tent_core.memory import Buffer
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class AsyncEngine:
         """See `Engine.unregister`."""
         await self._in_thread(lambda: self._engine.unregister(buffer, timeout))
 
-    async def notify(self, segment: Segment, name: str, payload: bytes = b"", timeout: float | None = None) -> None:
+    async def notify(
+        self, segment: Segment, name: str, payload: bytes = b"", timeout: float | None = None
+    ) -> None:
         """See `Segment.notify`."""
         await self._in_thread(lambda: segment.notify(name, payload, timeout))
 
@@ -54,7 +56,11 @@ class AsyncEngine:
         arrived = asyncio.Event()
         loop = asyncio.get_running_loop()
         inbox = self._engine.inbox
-        forget = inbox.on_arrival(lambda: loop.call_soon_threadsafe(arrived.set))
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(arrived.set)
+
+        forget = inbox.on_arrival(wake)
         try:
             async with asyncio.timeout(timeout):
                 while (note := inbox.try_take()) is None:

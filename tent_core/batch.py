@@ -21,6 +21,11 @@ Rows = NDArray[np.intp] | None
 """Which requests of a batch are meant: positions, or None for all of them."""
 
 
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():  # the waiting coroutine may have been cancelled
+        future.set_result(None)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a batch is to be carried. `timeout` is in seconds and bounds the transfer, not only the wait."""
@@ -92,7 +97,11 @@ class Batch:
     # ---------------------------------------------------------------- for the dispatcher
 
     def settle(
-        self, rows: Rows, status: NDArray[np.uint8] | Status, moved: NDArray[np.uint64] | None, transport: str
+        self,
+        rows: Rows,
+        status: NDArray[np.uint8] | Status,
+        moved: NDArray[np.uint64] | None,
+        transport: str,
     ) -> None:
         """Record the terminal statuses of `rows`; the batch ends with its last row."""
         where = slice(None) if rows is None else rows
@@ -149,7 +158,9 @@ class Batch:
                 return
             time.sleep(0)  # hands the GIL to whoever carries the work
         if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            raise WaitTimeout(f"{self._what} did not end within {timeout:g} s; {self._left} requests are under way")
+            raise WaitTimeout(
+                f"{self._what} did not end within {timeout:g} s; {self._left} requests are under way"
+            )
         self._gate.release()
 
     def check(self) -> None:
@@ -170,8 +181,12 @@ class Batch:
         for failed in self.failures:
             rows = range(len(self)) if failed.rows is None else failed.rows
             count += len(rows)
-            tried = "; ".join(f"{t.transport} after {t.seconds:.3f} s: {t.cause}" for t in failed.tries)
-            which = f"request {int(rows[0])}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+            tried = "; ".join(
+                f"{t.transport} after {t.seconds:.3f} s: {t.cause}" for t in failed.tries
+            )
+            which = f"request {int(rows[0])}" + (
+                f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+            )
             lines.append(f"{which}: {tried or 'no transport was tried'}")
         return "\n".join([f"{self._what}: {count} of {len(self)} requests failed", *lines])
 
@@ -196,7 +211,7 @@ class Batch:
         future: asyncio.Future[None] = loop.create_future()
 
         def wake(_: Batch) -> None:
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+            loop.call_soon_threadsafe(_resolve, future)
 
         self.add_done_callback(wake)
         yield from future.__await__()

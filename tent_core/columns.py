@@ -84,7 +84,9 @@ def side(
     if n and not ((rel <= size) & (lengths <= size - np.minimum(rel, size))).all():
         inside = (rel <= size) & (lengths <= size - np.minimum(rel, size))
         _outside(int(np.argmin(inside)), rel, lengths, buffers, what)
-    return Side(rel + np.uint64(buffers.address), np.broadcast_to(np.int32(buffers.id), (n,)), (buffers,))
+    return Side(
+        rel + np.uint64(buffers.address), np.broadcast_to(np.int32(buffers.id), (n,)), (buffers,)
+    )
 
 
 def _side_of_many(
@@ -92,12 +94,16 @@ def _side_of_many(
 ) -> Side:
     n = len(lengths)
     if index is None:
-        raise UsageError(f"a sequence of {what} buffers needs {what}_index: which of them each request means")
+        raise UsageError(
+            f"a sequence of {what} buffers needs {what}_index: which of them each request means"
+        )
     which = column(index, f"{what}_index")
     if which.ndim == 0 or len(which) != n:
         raise UsageError(f"{what}_index has shape {which.shape}, but there are {n} requests")
     if n and int(which.max()) >= len(buffers):
-        raise UsageError(f"{what}_index goes up to {int(which.max())}, but there are {len(buffers)} buffers")
+        raise UsageError(
+            f"{what}_index goes up to {int(which.max())}, but there are {len(buffers)} buffers"
+        )
     which = which.astype(np.intp)
     sizes = np.array([b.length for b in buffers], np.uint64)[which]
     inside = (rel <= sizes) & (lengths <= sizes - np.minimum(rel, sizes))
@@ -106,7 +112,7 @@ def _side_of_many(
         _outside(bad, rel, lengths, buffers[int(which[bad])], what)
     addresses = rel + np.array([b.address for b in buffers], np.uint64)[which]
     ids = np.array([b.id for b in buffers], np.int32)[which]
-    used = np.flatnonzero(np.bincount(which, minlength=len(buffers)))
+    used = np.flatnonzero(np.bincount(which, minlength=len(buffers))).tolist()
     return Side(addresses, ids, tuple(buffers[i] for i in used))
 
 

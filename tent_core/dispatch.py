@@ -26,7 +26,7 @@ Observe = Callable[[LivePeer, str, int, int, int], None]
 
 
 class Dispatcher:
-    """The data path of one engine, from checked requests to settled batches. Thread-safe, takes no lock itself.
+    """The data path of one engine, from checked requests to settled batches. Thread-safe, without a lock.
 
     The submitting thread offers work to transports; whichever thread reports the last request of a
     sub-batch settles it; what has to move to another candidate is carried on by the progress thread, or by
@@ -79,8 +79,10 @@ class Dispatcher:
 
     # ---------------------------------------------------------------- carrying
 
-    def start(self, batch: Batch, peer: LivePeer, groups: list[Group], deadline: float, may_block: bool) -> None:
-        """Set all groups going. With `may_block` the calling thread may carry them out before this returns."""
+    def start(
+        self, batch: Batch, peer: LivePeer, groups: list[Group], deadline: float, may_block: bool
+    ) -> None:
+        """Set all groups going. With `may_block` the calling thread may carry them out itself."""
         for group in groups:
             names = group.selection.candidates
             if self.overrule is not None:
@@ -105,7 +107,11 @@ class Dispatcher:
             self._failures.warning("surplus_reports", transport=name, requests=work.surplus)
         if failed:
             self._failures.warning(
-                "transfers_failed", transport=name, peer=str(peer.key), requests=failed, cause=str(cause)
+                "transfers_failed",
+                transport=name,
+                peer=str(peer.key),
+                requests=failed,
+                cause=str(cause),
             )
         if self.observe is not None:
             self.observe(peer, name, n, moved, failed)
@@ -169,7 +175,9 @@ class _Carry:
             self._exhausted()
             return None
         self._began = time.monotonic()
-        work = Work(self._requests, self._finished, may_block=self._may_block, deadline=self._deadline)
+        work = Work(
+            self._requests, self._finished, may_block=self._may_block, deadline=self._deadline
+        )
         self._ended_inline = False
         self._submitting = threading.get_ident()
         try:
@@ -180,7 +188,9 @@ class _Carry:
             # A broken plugin: what it may have started is unknown.
             cause = TransportError(f"transport {self._name} raised {error!r} in submit")
             cause.__cause__ = error
-            self._dispatcher.log.error("transport_raised", transport=self._name, doing="submit", error=repr(error))
+            self._dispatcher.log.error(
+                "transport_raised", transport=self._name, doing="submit", error=repr(error)
+            )
             work.fail(cause, fenced=False)
         self._submitting = 0
         return work if self._ended_inline else None
@@ -245,7 +255,9 @@ class _Carry:
         """No candidate at all: say for each transport why."""
         why = "; ".join(f"{p.name}: {p.reason}" for p in self._selection.passed_over)
         entry = self._selection.entry.name if self._selection.entry else "none"
-        cause = TransportError(f"no transport can carry this (policy entry {entry}): {why or 'none is listed'}")
+        cause = TransportError(
+            f"no transport can carry this (policy entry {entry}): {why or 'none is listed'}"
+        )
         rows = np.arange(len(self._batch)) if self._rows is None else self._rows
         tries = (*self._tries, Try("selection", cause, 0.0))
         self._batch.settle_failed(rows, Status.FAILED, None, tries)

@@ -12,16 +12,18 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tent_core import memory
 from tent_core.batch import Options
+from tent_core.control.contract import Notification
 from tent_core.descriptor import Device, PeerKey, SegmentDescriptor
 from tent_core.errors import ClosedError, TentError, TransportError, UsageError
+from tent_core.inbox import Inbox
 from tent_core.inflight import Deadline
-from tent_core.inbox import Inbox, Notification
 from tent_core.memory import Buffer, BufferSlice, Memory
 from tent_core.segments import LocalSegment
 from tent_core.stats import Stats
@@ -30,7 +32,7 @@ from tent_core.types import Intent, Permission, Priority
 
 if TYPE_CHECKING:
     from tent_core.aio import AsyncEngine
-    from tent_core.control.sessions import SessionInfo
+    from tent_core.control.contract import SessionInfo
     from tent_core.peers import LivePeer
     from tent_core.planning import Group
     from tent_core.plugins import Registry
@@ -53,7 +55,10 @@ class Engine:
     """
 
     def __init__(
-        self, config: str | Path | Mapping[str, Any] | None = None, *, plugins: Registry | None = None
+        self,
+        config: str | Path | Mapping[str, Any] | None = None,
+        *,
+        plugins: Registry | None = None,
     ) -> None:
         # What an engine needs and an import of tent_core does not: grpc, pydantic.
         from tent_core import config as configuration
@@ -101,7 +106,9 @@ class Engine:
                 self.dispatcher.overrule = self._overrule
             if self._hooks.has("tent_transfers_finished"):
                 self.dispatcher.observe = self._observe
-            self._buffers = BufferRegistry(self._segment, self._transports, self._control, self._log)
+            self._buffers = BufferRegistry(
+                self._segment, self._transports, self._control, self._log
+            )
             self._control.serve(self._segment, _Handler(self))
         except BaseException:
             self._transports.stop()
@@ -120,7 +127,15 @@ class Engine:
 
         def context(declaration: TransportDeclaration, settings: Any, log: Any) -> Context:
             return Context(
-                self.key, self._host, settings, self._topology, log, host, listen, self._segment, declaration
+                self.key,
+                self._host,
+                settings,
+                self._topology,
+                log,
+                host,
+                listen,
+                self._segment,
+                declaration,
             )
 
         chosen = {n: c for n, c in self.settings.transports.items() if c.enable is not Enable.FALSE}
@@ -140,7 +155,9 @@ class Engine:
         for name, choice in self.settings.transports.items():
             if choice.enable is Enable.FALSE:
                 others[name] = "is disabled by transports in the configuration"
-        return self._transports.facts({n: r for n, r in others.items() if n not in self._transports.numbers})
+        return self._transports.facts(
+            {n: r for n, r in others.items() if n not in self._transports.numbers}
+        )
 
     # ---------------------------------------------------------------- who this is
 
@@ -191,8 +208,8 @@ class Engine:
         location: str | None = None,
         permission: Permission = Permission.GLOBAL_READ_WRITE,
     ) -> Buffer:
-        """Register the memory of `obj`: a buffer (numpy array, bytearray, mmap), `__array_interface__`, DLPack
-        or `__cuda_array_interface__` object, contiguous; or (address, length) in bytes.
+        """Register the memory of `obj`: a buffer (numpy array, bytearray, mmap), `__array_interface__`,
+        DLPack or `__cuda_array_interface__` object, contiguous; or (address, length) in bytes.
 
         The object stays alive until the buffer is unregistered; a raw address is the caller's to keep.
         Overlapping registrations are buffers of their own. Raises MemoryUnsupported, RangeError, UsageError.
@@ -215,7 +232,9 @@ class Engine:
             raise UsageError(f"there are {len(names)} names for {len(objects)} objects")
         return self._add([memory.describe(o, location) for o in objects], names, permission)
 
-    def _add(self, memories: Sequence[Memory], names: Sequence[str | None], permission: Permission) -> list[Buffer]:
+    def _add(
+        self, memories: Sequence[Memory], names: Sequence[str | None], permission: Permission
+    ) -> list[Buffer]:
         def made(local: LocalBuffer, mem: Memory, offers: dict[str, int]) -> Buffer:
             return Buffer(self, local, mem, offers)
 
@@ -232,7 +251,9 @@ class Engine:
         memory then stays alive and refuses new requests, and calling again goes on waiting.
         """
         self.check_open()
-        self._buffers.remove(buffer, self.settings.revocation.timeout_s if timeout is None else timeout)
+        self._buffers.remove(
+            buffer, self.settings.revocation.timeout_s if timeout is None else timeout
+        )
         self._hooks.fire("tent_buffer_unregistered", engine=self, buffer=buffer.local)
 
     def locate(self, address: int, length: int) -> BufferSlice:
@@ -258,7 +279,9 @@ class Engine:
         with self._lock:
             turn = self._opening.setdefault(name, threading.Lock())
         if not turn.acquire(timeout=deadline.left):
-            raise TransportError(f"another thread is opening segment {name} and has not ended; try again")
+            raise TransportError(
+                f"another thread is opening segment {name} and has not ended; try again"
+            )
         try:
             peer = self._live_peer(name) or self._connect(name, deadline.left)
         finally:
@@ -325,9 +348,7 @@ class Engine:
         """A peer that opened this engine is gone: let the transports free what they made for it."""
         for running in self._transports:
             with contextlib.suppress(ClosedError):
-                running.calls.submit(
-                    lambda r=running: _released(r, info.key, reason)  # type: ignore[misc]
-                )
+                running.calls.submit(partial(_released, running, info.key, reason))
         if self._live_peer(info.key.name) is None:
             self._hooks.fire("tent_peer_departed", engine=self, peer=info.key, reason=reason)
 
@@ -339,7 +360,7 @@ class Engine:
     # ---------------------------------------------------------------- notifications
 
     def next_notification(self, timeout: float | None = None) -> Notification:
-        """The oldest notification that has not been taken yet; waits for one. Raises WaitTimeout, ClosedError."""
+        """The oldest notification that has not been taken yet; waits for one. Raises WaitTimeout."""
         self.check_open()
         return self.inbox.take(timeout)
 
@@ -369,8 +390,8 @@ class Engine:
         policy: str | None = None,
         transport: str | None = None,
     ) -> Selection:
-        """How a request of `size` bytes would be carried: the policy entry, the candidates in order, and why each
-        other transport is out. Without a segment: to a peer like this engine on this machine."""
+        """How a request of `size` bytes would be carried: the policy entry, the candidates in order, and why
+        each other transport is out. Without a segment: to a peer like this engine on this machine."""
         from tent_core.planning import trait_of
 
         numbers = self._transports.numbers
@@ -416,7 +437,9 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters since the start: `transports` (bytes, tasks, failures, and what each holds), `peers` (the
         same by transport), `buffers`, `notifications`, `failovers`. Plain values, ready for JSON."""
-        transports: dict[str, Any] = {r.name: {"bytes": 0, "tasks": 0, "failures": 0} for r in self._transports}
+        transports: dict[str, Any] = {
+            r.name: {"bytes": 0, "tasks": 0, "failures": 0} for r in self._transports
+        }
         for name, counters in self.stats_.totals().items():
             transports[name] = counters
         for running in self._transports:
@@ -428,7 +451,11 @@ class Engine:
             "engine": self.segment_name,
             "transports": transports,
             "peers": {
-                str(p.key): {"transports": self.stats_.of_peer(p.counters), "holdings": p.holdings()} for p in peers
+                str(p.key): {
+                    "transports": self.stats_.of_peer(p.counters),
+                    "holdings": p.holdings(),
+                }
+                for p in peers
             },
             "buffers": {
                 "count": len(buffers),
@@ -502,7 +529,11 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else ", ".join(sorted(self._transports.numbers)) or "no transports"
+        state = (
+            "closed"
+            if self._closed
+            else ", ".join(sorted(self._transports.numbers)) or "no transports"
+        )
         return f"<Engine {self.segment_name} ({state}), {len(self._peers)} peers>"
 
     # ---------------------------------------------------------------- times, for the handles

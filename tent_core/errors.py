@@ -60,7 +60,10 @@ class BufferRevoked(StaleHandle):
 
 
 class RevocationTimeout(TentError):
-    """Peers may still touch a buffer that is being unregistered; `holders` names them. Call again to go on waiting."""
+    """Peers may still touch a buffer that is being unregistered; `holders` names them.
+
+    Call `unregister` again to go on waiting.
+    """
 
     def __init__(self, message: str, holders: Sequence[str]) -> None:
         self.holders = tuple(holders)

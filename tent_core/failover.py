@@ -1,4 +1,4 @@
-"""What becomes of a finished sub-batch: which requests are settled, and which go to the next candidate. Pure."""
+"""What becomes of a finished sub-batch: what is settled, and what goes to the next candidate. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def _verdict(
     if status in (Status.CANCELED, Status.TIMEOUT):
         return Verdict(rows, cause, False, status)
     if opcode is Opcode.WRITE and not fenced:
-        unknown = TransportError(f"outcome unknown: {cause}; the attempt may still write, so it was not moved")
+        unknown = TransportError(
+            f"outcome unknown: {cause}; the attempt may still write, so it was not moved"
+        )
         unknown.__cause__ = cause
         return Verdict(rows, unknown, False, Status.FAILED)
     return Verdict(rows, cause, True, Status.FAILED)

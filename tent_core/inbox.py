@@ -5,20 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from tent_core.descriptor import PeerKey
+from tent_core.control.contract import Notification
 from tent_core.errors import ClosedError, WaitTimeout
-
-
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """A message of a peer's application. `sequence` grows by one per notification of that sender's session."""
-
-    sender: PeerKey
-    name: str
-    payload: bytes
-    sequence: int
 
 
 class Inbox:

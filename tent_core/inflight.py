@@ -50,7 +50,7 @@ class InFlight:
         return self._count
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Call once when the gate is shut and no use is left: now, or in the thread that ends the last one."""
+        """Call once the gate is shut and no use is left: now, or in the thread that ends the last one."""
         with self._lock:
             if self._open or self._count:
                 self._drained.append(call)
@@ -58,7 +58,7 @@ class InFlight:
         call()
 
     def wait_drained(self, timeout: float) -> bool:
-        """Wait until the gate is shut and no use is left; False if that took longer than `timeout` seconds."""
+        """Wait until the gate is shut and no use is left; False if that takes more than `timeout` seconds."""
         event = threading.Event()
         self.when_drained(event.set)
         return event.wait(max(0.0, timeout))

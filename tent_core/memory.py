@@ -1,4 +1,4 @@
-"""Local memory: what can be registered, memory that peers on the host can map, and buffers with their slices."""
+"""Local memory: what can be registered, memory that peers can map, buffers and their slices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tent_core.errors import MemoryUnsupported, RangeError, UsageError
 from tent_core.inflight import InFlight
-from tent_core.types import MemoryKind, Permission, memory_kind
+from tent_core.types import MemoryKind, memory_kind
 
 if TYPE_CHECKING:
     from tent_core.engine import Engine
@@ -48,7 +48,8 @@ def check_location(location: str) -> str:
     """The location, if it is well formed: `cpu`, `cpu:N`, `DEVICE:N` such as `cuda:1`, `file:PATH` or `*`."""
     if not _LOCATION.fullmatch(location):
         raise UsageError(
-            f"location {location!r} is none: use cpu:N, a device and its number such as cuda:1, file:PATH, or *"
+            f"location {location!r} is none: use cpu:N, a device and its number such as cuda:1, "
+            "file:PATH, or *"
         )
     return location
 
@@ -61,7 +62,8 @@ def allocate(size: int, location: str) -> Memory:
     """
     if memory_kind(check_location(location)) is not MemoryKind.DRAM:
         raise MemoryUnsupported(
-            f"allocate() makes host memory, not {location}: allocate there with the device's own library and register it"
+            f"allocate() makes host memory, not {location}: allocate there with the device's own library "
+            "and register that"
         )
     if not 0 < size < ADDRESS_LIMIT // 2:
         raise RangeError(f"cannot allocate {size} bytes: the size must be positive")
@@ -96,7 +98,7 @@ def _address_of(exporter: Any) -> int:
 
 
 def describe(obj: Any, location: str | None = None) -> Memory:
-    """The memory of `obj`: a buffer, `__array_interface__`, DLPack, `__cuda_array_interface__` or (address, length).
+    """The memory of `obj`: a buffer, `__array_interface__`, DLPack, CUDA array interface or (address, length).
 
     The array must be contiguous. Raises UsageError with what was found. The object's memory is held alive
     (a buffer export also keeps a bytearray from being resized); a raw address is the caller's to keep.
@@ -136,11 +138,13 @@ def _from_host(obj: Any) -> Memory:
         if hasattr(obj, "__dlpack__"):
             return _from_dlpack(obj)
         raise UsageError(
-            f"cannot register {type(obj).__name__}: it offers neither the buffer protocol, __array_interface__, "
-            "DLPack nor __cuda_array_interface__; pass (address, length) if you know its memory"
+            f"cannot register {type(obj).__name__}: it offers neither the buffer protocol, "
+            "__array_interface__, DLPack nor __cuda_array_interface__; pass (address, length) if you know its memory"
         ) from None
     if not view.c_contiguous:
-        raise UsageError(f"cannot register {type(obj).__name__}: it is not contiguous; register its base array")
+        raise UsageError(
+            f"cannot register {type(obj).__name__}: it is not contiguous; register its base array"
+        )
     if view.nbytes == 0:
         raise RangeError(f"cannot register {type(obj).__name__}: it has no bytes")
     return Memory(_address_of(view), view.nbytes, "cpu:0", view, readonly=view.readonly)
@@ -169,7 +173,9 @@ def _check_contiguous(
     expected = itemsize
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent > 1 and stride != expected:
-            raise UsageError(f"cannot register {type(obj).__name__}: it is not contiguous; register its base array")
+            raise UsageError(
+                f"cannot register {type(obj).__name__}: it is not contiguous; register its base array"
+            )
         expected *= int(extent)
 
 
@@ -201,7 +207,9 @@ def _from_dlpack(obj: Any) -> Memory:
     tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
     device = _DEVICES.get(tensor.device_type)
     if device is None:
-        raise MemoryUnsupported(f"cannot register {type(obj).__name__}: DLPack device type {tensor.device_type} is not known")
+        raise MemoryUnsupported(
+            f"cannot register {type(obj).__name__}: DLPack device type {tensor.device_type} is not known"
+        )
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     itemsize = tensor.bits * tensor.lanes // 8
     if tensor.strides:
@@ -219,7 +227,9 @@ class Buffer:
     `unregister` has returned. Thread-safe.
     """
 
-    def __init__(self, engine: Engine, local: LocalBuffer, memory: Memory, offers: dict[str, int]) -> None:
+    def __init__(
+        self, engine: Engine, local: LocalBuffer, memory: Memory, offers: dict[str, int]
+    ) -> None:
         self.engine = engine
         self.local = local
         self.memory: Memory | None = memory
@@ -246,17 +256,21 @@ class Buffer:
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """The memory as a numpy array of bytes, shape (length,); host memory only. Keeps allocated memory mapped."""
+        """The memory as a numpy array of bytes, shape (length,); host memory only. It keeps the memory mapped."""
         memory = self.memory
         if memory is None:
-            raise UsageError(f"buffer {self.name!r} has been unregistered: its memory is the application's again")
+            raise UsageError(
+                f"buffer {self.name!r} has been unregistered: its memory is the application's again"
+            )
         if memory_kind(self.location) is not MemoryKind.DRAM:
-            raise MemoryUnsupported(f"buffer {self.name!r} is in {self.location}: only host memory can be seen as an array")
+            raise MemoryUnsupported(
+                f"buffer {self.name!r} is in {self.location}: only host memory can be seen as an array"
+            )
         owner = memory.owner.mapping if isinstance(memory.owner, _Allocation) else memory.owner
         if isinstance(owner, (mmap.mmap, memoryview)):
             return np.frombuffer(owner, np.uint8, self.length)
         raw = (ctypes.c_uint8 * self.length).from_address(self.address)
-        view = np.frombuffer(raw, np.uint8)
+        view: NDArray[np.uint8] = np.ctypeslib.as_array(raw)
         view.flags.writeable = not self.readonly
         return view
 
@@ -281,10 +295,12 @@ class BufferSlice:
     length: int
 
 
-def slice_bounds(buffer: Any, index: slice) -> tuple[int, int]:
+def slice_bounds(buffer: Any, index: Any) -> tuple[int, int]:
     """Start and stop of `buffer[index]` in bytes. Unlike a list's, a slice past the end is an error."""
     if not isinstance(index, slice) or index.step not in (None, 1):
-        raise UsageError(f"buffer {buffer.name!r} takes slices of bytes such as buffer[0:4096], found {index!r}")
+        raise UsageError(
+            f"buffer {buffer.name!r} takes slices of bytes such as buffer[0:4096], found {index!r}"
+        )
     start = 0 if index.start is None else int(index.start)
     stop = buffer.length if index.stop is None else int(index.stop)
     if not 0 <= start < stop <= buffer.length:

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from tent_core.control.plane import Connection
@@ -67,7 +68,8 @@ class RemoteBuffer:
         """Why this buffer takes no requests."""
         if self.peer.departed is not None:
             return PeerDeparted(
-                f"buffer {self.name!r} of segment {self.peer.key.name}: the peer departed ({self.peer.departed}); "
+                f"buffer {self.name!r} of segment {self.peer.key.name}: "
+                f"the peer departed ({self.peer.departed}); "
                 "open the segment again"
             )
         now = self.peer.segment.buffers.get(self.id)
@@ -220,7 +222,11 @@ class LivePeer:
         gone = []
         for known in list(self._buffers.values()):
             now = new.buffers.get(known.id)
-            if now is None or now.generation != known.generation or now.state is not BufferState.LIVE:
+            if (
+                now is None
+                or now.generation != known.generation
+                or now.state is not BufferState.LIVE
+            ):
                 gone.append(self._buffers.pop(known.id))
             elif now != known.descriptor:
                 known.descriptor = now
@@ -281,7 +287,9 @@ class LivePeer:
                 self._connecting.pop(name, None)
                 self.epoch += 1
                 self.plans = {}
-            self._log.info("peer_unreachable", transport=name, peer=str(self.key), reason=str(error))
+            self._log.info(
+                "peer_unreachable", transport=name, peer=str(self.key), reason=str(error)
+            )
             raise
         except BaseException:
             with self._lock:
@@ -299,7 +307,8 @@ class LivePeer:
         """Raise PeerDeparted if the peer is gone."""
         if self.departed is not None:
             raise PeerDeparted(
-                f"peer {self.key} departed ({self.departed}); open segment {self.key.name} again to reach what is there now"
+                f"peer {self.key} departed ({self.departed}); "
+                f"open segment {self.key.name} again to reach what is there now"
             )
 
     # ---------------------------------------------------------------- the control plane's events
@@ -347,7 +356,9 @@ class LivePeer:
 
         for running in names:
             try:
-                running.calls.submit(lambda r=running: self._guarded(r, "refresh", lambda: refresh(r)))  # type: ignore[misc]
+                running.calls.submit(
+                    partial(self._guarded, running, "refresh", partial(refresh, running))
+                )
             except ClosedError:
                 return
 
@@ -356,7 +367,9 @@ class LivePeer:
             call()
         except Exception as error:
             # Not acknowledged then: the owner must not believe that this side has let go.
-            running.log.error("transport_raised", doing=doing, peer=str(self.key), error=repr(error))
+            running.log.error(
+                "transport_raised", doing=doing, peer=str(self.key), error=repr(error)
+            )
 
     def depart(self, reason: str) -> None:
         """The peer is gone: shut everything, close the endpoints, then say goodbye. Once; never blocks."""
@@ -373,7 +386,7 @@ class LivePeer:
             self._releasing = len(buffers) + len(running) + 1
         for r in running:
             try:
-                r.calls.submit(lambda r=r: self._close_endpoint(r, endpoints.get(r.name), reason))  # type: ignore[misc]
+                r.calls.submit(partial(self._close_endpoint, r, endpoints.get(r.name), reason))
             except ClosedError:
                 self._released()
         for buffer in buffers:

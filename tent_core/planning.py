@@ -1,4 +1,4 @@
-"""Which candidates carry which rows of a batch: selection evaluated once per class of requests, not per request."""
+"""Which candidates carry which rows of a batch: selection once per class of requests, not per request."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ class Planner:
             if reach <= Reach.PROCESS and not same_process:
                 out[name] = "reaches only engines of the same process"
             elif reach <= Reach.HOST and not same_machine:
-                out[name] = "reaches only processes of the same machine, and the peer runs on another"
+                out[name] = (
+                    "reaches only processes of the same machine, and the peer runs on another"
+                )
         return out
 
 
@@ -103,7 +105,9 @@ def by_trait(
     there = sorted({remote[i] for i in requests.remote_used})
     if len(here) == 1 and len(there) == 1:
         return [(requests, None, here[0], there[0])]
-    codes = _codes(requests.local_ids, local, here) * len(there) + _codes(requests.remote_ids, remote, there)
+    codes = _codes(requests.local_ids, local, here) * len(there) + _codes(
+        requests.remote_ids, remote, there
+    )
     parts: list[tuple[Requests, Rows, Trait, Trait]] = []
     for code in np.unique(codes):
         rows = np.flatnonzero(codes == code)
@@ -112,7 +116,9 @@ def by_trait(
     return parts
 
 
-def _codes(ids: NDArray[np.int32], traits: Mapping[int, Trait], order: Sequence[Trait]) -> NDArray[np.intp]:
+def _codes(
+    ids: NDArray[np.int32], traits: Mapping[int, Trait], order: Sequence[Trait]
+) -> NDArray[np.intp]:
     used = distinct(ids)
     table = np.zeros(max(used) + 1, np.intp)
     for i in used:

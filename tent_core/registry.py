@@ -5,13 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from tent_core.control.contract import SessionInfo
 from tent_core.control.plane import ControlPlane
-from tent_core.control.sessions import SessionInfo
 from tent_core.descriptor import BufferDescriptor, SegmentDescriptor
-from tent_core.errors import ClosedError, MemoryUnsupported, RangeError, RevocationTimeout, TransportError, UsageError
+from tent_core.errors import (
+    ClosedError,
+    MemoryUnsupported,
+    RangeError,
+    RevocationTimeout,
+    TransportError,
+    UsageError,
+)
 from tent_core.inflight import Deadline
 from tent_core.memory import Buffer, Memory
 from tent_core.runner import Transports
@@ -26,7 +34,9 @@ class BufferRegistry:
     """Owns the local buffers. Thread-safe: `_lock` guards the tables and is a leaf; each buffer's revocation
     has a lock of its own, so that two calls of `unregister` for one buffer take turns."""
 
-    def __init__(self, segment: LocalSegment, transports: Transports, control: ControlPlane, log: Any) -> None:
+    def __init__(
+        self, segment: LocalSegment, transports: Transports, control: ControlPlane, log: Any
+    ) -> None:
         self._segment = segment
         self._transports = transports
         self._control = control
@@ -41,7 +51,11 @@ class BufferRegistry:
     # ---------------------------------------------------------------- registration
 
     def add(
-        self, memories: Sequence[Memory], names: Sequence[str | None], permission: Permission, made: Made
+        self,
+        memories: Sequence[Memory],
+        names: Sequence[str | None],
+        permission: Permission,
+        made: Made,
     ) -> list[Buffer]:
         """Register all of `memories` with one new snapshot. Either all are registered or none.
 
@@ -58,8 +72,15 @@ class BufferRegistry:
         ]
         published = {
             b.id: BufferDescriptor(
-                b.id, b.generation, b.name, b.address, b.length, b.location, b.permission,
-                BufferState.LIVE, MappingProxyType(offer),
+                b.id,
+                b.generation,
+                b.name,
+                b.address,
+                b.length,
+                b.location,
+                b.permission,
+                BufferState.LIVE,
+                MappingProxyType(offer),
             )
             for b, offer in zip(buffers, offers, strict=True)
         }
@@ -73,12 +94,14 @@ class BufferRegistry:
         if kind is not MemoryKind.DRAM and not self._transports.moves(kind):
             running = ", ".join(r.name for r in self._transports) or "none"
             raise MemoryUnsupported(
-                f"memory in {memory.location} cannot be registered: no running transport moves {kind.value} memory "
+                f"memory in {memory.location} cannot be registered: no running transport moves "
+                f"{kind.value} memory "
                 f"(running: {running}); enable one that does, or copy to host memory first"
             )
         if memory.readonly and permission is Permission.GLOBAL_READ_WRITE:
             raise UsageError(
-                "a read-only object cannot be registered with GLOBAL_READ_WRITE, since peers could write to it: "
+                "a read-only object cannot be registered with GLOBAL_READ_WRITE, since peers could "
+                "write to it: "
                 "use permission=Permission.GLOBAL_READ_ONLY"
             )
 
@@ -95,14 +118,24 @@ class BufferRegistry:
                 self._generation += 1
                 numbered.append(
                     LocalBuffer(
-                        number, self._generation, name or f"buffer-{self._generation}", memory.address,
-                        memory.length, memory.location, permission, memory.memory_fd,
+                        number,
+                        self._generation,
+                        name or f"buffer-{self._generation}",
+                        memory.address,
+                        memory.length,
+                        memory.location,
+                        permission,
+                        memory.memory_fd,
                     )
                 )
         return numbered
 
-    def _change(self, change: Callable[[dict[int, BufferDescriptor]], dict[int, BufferDescriptor]]) -> SegmentDescriptor:
-        return self._segment.update(lambda old: replace(old, buffers=MappingProxyType(change(dict(old.buffers)))))
+    def _change(
+        self, change: Callable[[dict[int, BufferDescriptor]], dict[int, BufferDescriptor]]
+    ) -> SegmentDescriptor:
+        return self._segment.update(
+            lambda old: replace(old, buffers=MappingProxyType(change(dict(old.buffers))))
+        )
 
     # ---------------------------------------------------------------- look-up
 
@@ -117,13 +150,19 @@ class BufferRegistry:
         Raises RangeError that names the nearest registered range.
         """
         buffers = self.all()
-        holding = [b for b in buffers if b.address <= address and length <= b.address + b.length - address]
+        holding = [
+            b for b in buffers if b.address <= address and length <= b.address + b.length - address
+        ]
         if length > 0 and holding:
             found = min(holding, key=lambda b: b.length)
             return found, address - found.address
         if not buffers:
-            raise RangeError(f"{length} bytes at {address:#x}: this engine has no registered buffer; register one")
-        near = min(buffers, key=lambda b: max(b.address - address, address - (b.address + b.length), 0))
+            raise RangeError(
+                f"{length} bytes at {address:#x}: this engine has no registered buffer; register one"
+            )
+        near = min(
+            buffers, key=lambda b: max(b.address - address, address - (b.address + b.length), 0)
+        )
         raise RangeError(
             f"{length} bytes at {address:#x} lie in no registered buffer; the nearest is {near.name!r}, "
             f"{near.length} bytes from {near.address:#x} to {near.address + near.length:#x}"
@@ -145,7 +184,9 @@ class BufferRegistry:
             if revocation is None:
                 revocation = self._revoking[buffer.id] = _Revocation()
         if not revocation.turn.acquire(timeout=max(0.001, deadline.left)):
-            raise RevocationTimeout(f"another thread is unregistering buffer {buffer.name!r} and has not ended", ())
+            raise RevocationTimeout(
+                f"another thread is unregistering buffer {buffer.name!r} and has not ended", ()
+            )
         try:
             if buffer.memory is not None:
                 self._revoke(buffer, revocation, deadline)
@@ -183,10 +224,10 @@ class BufferRegistry:
             revocation.version, lambda info: self._may_touch(buffer, info), deadline.left
         )
         if left:
-            holders = [f"{info.key} (pid {info.host.pid}, {info.state})" for info in left]
+            holders = [f"{info.key} (pid {info.host.pid}, {info.state.value})" for info in left]
             raise RevocationTimeout(
-                f"buffer {buffer.name!r} is still in use by {', '.join(holders)}: no acknowledgement in time. Its memory "
-                "stays registered and refuses new requests; call unregister again to go on waiting, "
+                f"buffer {buffer.name!r} is still in use by {', '.join(holders)}: "
+                "no acknowledgement in time. Its memory stays registered and refuses new requests; call unregister again to go on waiting, "
                 "or end the process that holds it",
                 holders,
             )
@@ -200,12 +241,14 @@ class BufferRegistry:
     def _withdraw(self, buffer: Buffer, revocation: _Revocation, deadline: Deadline) -> None:
         """Tell every transport that was told of the buffer; each is told once."""
         for running in self._transports:
-            if running.name in revocation.withdrawn or not running.capabilities.touches(memory_kind(buffer.location)):
+            if running.name in revocation.withdrawn or not running.capabilities.touches(
+                memory_kind(buffer.location)
+            ):
                 continue
             left = max(0.05, deadline.left)
             try:
                 running.call(
-                    lambda r=running, t=left: r.transport.remove_buffer(buffer.local, t),  # type: ignore[misc]
+                    partial(running.transport.remove_buffer, buffer.local, left),
                     left,
                     f"remove_buffer of {buffer.name!r}",
                 )

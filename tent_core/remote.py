@@ -108,13 +108,19 @@ class Segment:
     # ---------------------------------------------------------------- one request
 
     def write(
-        self, local: Buffer | BufferSlice, remote: RemoteBuffer | RemoteSlice, **options: Unpack[TransferOptions]
+        self,
+        local: Buffer | BufferSlice,
+        remote: RemoteBuffer | RemoteSlice,
+        **options: Unpack[TransferOptions],
     ) -> None:
-        """Copy `local` to `remote`, of equal length. Returns when every byte is there and the owner sees it."""
+        """Copy `local` to `remote`, of equal length. Returns when the owner sees every byte."""
         self.prepare(Opcode.WRITE, local, remote, **options)._run_once()
 
     def read(
-        self, local: Buffer | BufferSlice, remote: RemoteBuffer | RemoteSlice, **options: Unpack[TransferOptions]
+        self,
+        local: Buffer | BufferSlice,
+        remote: RemoteBuffer | RemoteSlice,
+        **options: Unpack[TransferOptions],
     ) -> None:
         """Copy `remote` into `local`, of equal length. Returns when every byte is here."""
         self.prepare(Opcode.READ, local, remote, **options)._run_once()
@@ -134,7 +140,9 @@ class Segment:
 
         Columns are integers of shape (n,), `lengths` may be one number for all. Returns the finished batch.
         """
-        return self._many(Opcode.WRITE, local, local_offsets, remote, remote_offsets, lengths, True, options)
+        return self._many(
+            Opcode.WRITE, local, local_offsets, remote, remote_offsets, lengths, True, options
+        )
 
     def read_many(
         self,
@@ -146,7 +154,9 @@ class Segment:
         **options: Unpack[ManyOptions],
     ) -> Batch:
         """Read n ranges at once and wait: row i goes from remote_offsets[i] to local_offsets[i]."""
-        return self._many(Opcode.READ, local, local_offsets, remote, remote_offsets, lengths, True, options)
+        return self._many(
+            Opcode.READ, local, local_offsets, remote, remote_offsets, lengths, True, options
+        )
 
     def submit(
         self,
@@ -159,7 +169,9 @@ class Segment:
         **options: Unpack[ManyOptions],
     ) -> Batch:
         """Start n requests and return at once; `await` or `wait` on the batch. `opcode` may be a column."""
-        return self._many(opcode, local, local_offsets, remote, remote_offsets, lengths, False, options)
+        return self._many(
+            opcode, local, local_offsets, remote, remote_offsets, lengths, False, options
+        )
 
     def _many(
         self,
@@ -175,7 +187,15 @@ class Segment:
         self._check_open()
         chosen = _options(options)
         checked = _checked(
-            self, opcode, local, local_offsets, remote, remote_offsets, lengths, options, reused=False
+            self,
+            opcode,
+            local,
+            local_offsets,
+            remote,
+            remote_offsets,
+            lengths,
+            options,
+            reused=False,
         )
         batch = checked.start(chosen, may_block)
         return batch.wait(self._engine.wait_limit(chosen.timeout)) if may_block else batch
@@ -193,7 +213,9 @@ class Segment:
         self._check_open()
         here, there = _as_slice(local), _as_remote_slice(remote)
         if here.length != there.length:
-            raise RangeError(f"local and remote must be of equal length, found {here.length} and {there.length} bytes")
+            raise RangeError(
+                f"local and remote must be of equal length, found {here.length} and {there.length} bytes"
+            )
         op = columns.opcodes(opcode, 1)
         assert isinstance(op, Opcode)
         requests = Requests(
@@ -223,14 +245,22 @@ class Segment:
         """Check a batch once, to be posted many times."""
         self._check_open()
         checked = _checked(
-            self, opcode, local, local_offsets, remote, remote_offsets, lengths, options, reused=True
+            self,
+            opcode,
+            local,
+            local_offsets,
+            remote,
+            remote_offsets,
+            lengths,
+            options,
+            reused=True,
         )
         return Prepared(checked, _options(options))
 
     # ---------------------------------------------------------------- the rest
 
     def notify(self, name: str, payload: bytes = b"", timeout: float | None = None) -> None:
-        """Send the peer's application a notification: delivered once, in the order of the calls of this engine.
+        """Send the peer's application a notification: delivered once, in the order of the calls.
 
         Name and payload together are at most 64 KiB less a header. Raises TransportError when the peer's
         queue stays full, or the peer is gone, until `timeout` (default: `notifications.timeout_s`).
@@ -247,7 +277,9 @@ class Segment:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"this handle of segment {self.name} was closed; open the segment again")
+            raise ClosedError(
+                f"this handle of segment {self.name} was closed; open the segment again"
+            )
         self._engine.check_open()
 
     def __enter__(self) -> Segment:
@@ -287,13 +319,16 @@ class _Checked:
     def _check_owners(self) -> None:
         for here in self.local:
             if here.engine is not self.engine:
-                raise UsageError(f"buffer {here.name!r} is registered with another engine; register it with this one")
+                raise UsageError(
+                    f"buffer {here.name!r} is registered with another engine; register it with this one"
+                )
         for there in self.remote:
             if there.peer is not self.peer:
                 if there.peer.departed is not None:
                     raise there.gone()
                 raise UsageError(
-                    f"buffer {there.name!r} is one of segment {there.peer.key.name}, not of {self.segment.name}"
+                    f"buffer {there.name!r} is one of segment {there.peer.key.name}, "
+                    f"not of {self.segment.name}"
                 )
 
     def __len__(self) -> int:
@@ -301,7 +336,7 @@ class _Checked:
 
     def marks(self) -> list[Any]:
         """Mark every buffer as in use, or raise saying which one refuses."""
-        users = (*self.local, *self.remote)
+        users: tuple[Buffer | RemoteBuffer, ...] = (*self.local, *self.remote)
         marks = [user.inflight for user in users]
         shut = begin_all(marks)
         if shut is not None:
@@ -315,7 +350,9 @@ class _Checked:
         found: list[Group] = []
         for requests, rows in self.parts:
             if len(requests):
-                found += self.engine.dispatcher.groups(self.peer, requests, local, remote, options, rows)
+                found += self.engine.dispatcher.groups(
+                    self.peer, requests, local, remote, options, rows
+                )
         return found
 
     def start(self, options: Options, may_block: bool, groups: list[Group] | None = None) -> Batch:
@@ -325,7 +362,9 @@ class _Checked:
         batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", marks, engine.spin_s)
         if not batch.done:
             groups = self.groups(options) if groups is None else groups
-            engine.dispatcher.start(batch, peer, groups, engine.deadline(options.timeout), may_block)
+            engine.dispatcher.start(
+                batch, peer, groups, engine.deadline(options.timeout), may_block
+            )
         return batch
 
 
@@ -364,7 +403,9 @@ class Prepared:
         self._checked.segment._check_open()
         options = self._options
         if timeout is not None:
-            options = Options(timeout, options.priority, options.intent, options.policy, options.transport)
+            options = Options(
+                timeout, options.priority, options.intent, options.policy, options.transport
+            )
         self._run(options)
 
     def _run_once(self) -> None:
@@ -385,8 +426,12 @@ def _options(given: Any) -> Options:
         priority = Priority(given.get("priority", Priority.MEDIUM))
         intent = Intent(given.get("intent", Intent.UNSPEC))
     except ValueError as error:
-        raise UsageError(f"{error}: use the members of tent_core.Priority and tent_core.Intent") from None
-    return Options(given.get("timeout"), priority, intent, given.get("policy"), given.get("transport"))
+        raise UsageError(
+            f"{error}: use the members of tent_core.Priority and tent_core.Intent"
+        ) from None
+    return Options(
+        given.get("timeout"), priority, intent, given.get("policy"), given.get("transport")
+    )
 
 
 def _checked(

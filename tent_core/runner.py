@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from tent_core.descriptor import Attribute, HostIdentity, PeerKey
-from tent_core.errors import ConfigError, PluginError, TentError, TransportError, TransportUnavailable
+from tent_core.descriptor import Attribute, HostIdentity, PeerKey, SegmentDescriptor
+from tent_core.errors import (
+    ConfigError,
+    PluginError,
+    TentError,
+    TransportError,
+    TransportUnavailable,
+)
 from tent_core.policy import TransportFacts
 from tent_core.segments import LocalSegment
 from tent_core.serial import SerialQueue
@@ -44,10 +53,16 @@ class Context:
         self.segment.update(lambda old: _with_attribute(old, name, number, payload))
 
 
-def _with_attribute(old: Any, name: str, number: int, payload: bytes | None) -> Any:
-    from dataclasses import replace
-    from types import MappingProxyType
+def _payloads(transport: Transport, buffers: Sequence[LocalBuffer]) -> list[bytes | None]:
+    answered = list(transport.add_buffers(buffers))
+    if len(answered) != len(buffers):
+        raise TransportError(f"add_buffers answered {len(answered)} of {len(buffers)} buffers")
+    return answered
 
+
+def _with_attribute(
+    old: SegmentDescriptor, name: str, number: int, payload: bytes | None
+) -> SegmentDescriptor:
     attributes = dict(old.attributes)
     attributes.pop(name, None)
     if payload is not None:
@@ -70,7 +85,7 @@ class Running:
         self.bootstraps = SerialQueue(f"tent-{self.name}-bootstrap")
 
     def call(self, function: Callable[[], T], timeout: float, doing: str) -> T:
-        """Run `function` on this transport's queue and wait. Errors that are not TransportErrors are wrapped."""
+        """Run `function` on this transport's queue and wait. What is no TentError is wrapped in one."""
         future = self.calls.submit(function)
         return self.result(future, timeout, doing)
 
@@ -116,7 +131,7 @@ class Transports:
         context: Callable[[TransportDeclaration, Any, Any], Context],
         required: Callable[[str], bool],
     ) -> None:
-        """Load and start what is enabled. What fails is skipped with its reason, unless `required` by the YAML."""
+        """Load and start what is enabled. What fails is skipped with its reason, unless `required`."""
         for name, choice in choices.items():
             try:
                 loaded = registry.load(name)
@@ -126,8 +141,10 @@ class Transports:
             except (TransportUnavailable, PluginError, TransportError) as error:
                 if required(name):
                     raise ConfigError(
-                        [f"transports.{name}.enable: true, but it cannot run here: {error}. "
-                         "Mend that, or say enable: auto to run without it"]
+                        [
+                            f"transports.{name}.enable: true, but it cannot run here: {error}. "
+                            "Mend that, or say enable: auto to run without it"
+                        ]
                     ) from error
                 self._reasons[name] = str(error)
                 self._log.info("transport_skipped", transport=name, reason=str(error))
@@ -160,7 +177,7 @@ class Transports:
         return {r.name: r.number for r in self}
 
     def facts(self, others: Mapping[str, str]) -> dict[str, TransportFacts]:
-        """What selection needs to know of each; `others` are names with the reason why they were not tried."""
+        """What selection needs to know of each; `others` are names with the reason why they do not run."""
         facts = {
             name: TransportFacts(name, 0, False, reason, None)
             for name, reason in {**others, **self._reasons}.items()
@@ -173,8 +190,10 @@ class Transports:
         """Whether any running transport can touch memory of this kind."""
         return any(r.capabilities.touches(kind) for r in self)
 
-    def add_buffers(self, buffers: Sequence[LocalBuffer], kinds: Sequence[MemoryKind]) -> list[dict[str, Attribute]]:
-        """Ask every transport what to publish for each buffer; what one declines is left out, with a log line."""
+    def add_buffers(
+        self, buffers: Sequence[LocalBuffer], kinds: Sequence[MemoryKind]
+    ) -> list[dict[str, Attribute]]:
+        """Ask every transport what to publish for each buffer; what one declines is left out and logged."""
         offers: list[dict[str, Attribute]] = [{} for _ in buffers]
         for running in self:
             mine = [i for i, kind in enumerate(kinds) if running.capabilities.touches(kind)]
@@ -183,7 +202,7 @@ class Transports:
             batch = [buffers[i] for i in mine]
             try:
                 payloads = running.call(
-                    lambda r=running, b=batch: list(r.transport.add_buffers(b)),  # type: ignore[misc]
+                    partial(_payloads, running.transport, batch),
                     CALL_TIMEOUT_S + 0.01 * len(batch),
                     "add_buffers",
                 )
@@ -192,14 +211,16 @@ class Transports:
                 continue
             for i, payload in zip(mine, payloads, strict=True):
                 if payload is not None:
-                    offers[i][running.name] = Attribute(running.number, running.name, bytes(payload))
+                    offers[i][running.name] = Attribute(
+                        running.number, running.name, bytes(payload)
+                    )
         return offers
 
     def stop(self) -> None:
         """Stop all, in parallel, so that one that hangs does not add to the others."""
-        import threading
-
-        threads = [threading.Thread(target=r.stop, daemon=True, name=f"tent-stop-{r.name}") for r in self]
+        threads = [
+            threading.Thread(target=r.stop, daemon=True, name=f"tent-stop-{r.name}") for r in self
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -1,4 +1,4 @@
-"""One daemon thread that makes calls in order: where code of plugins runs, so that a stuck one harms itself only."""
+"""One daemon thread that makes calls in order: a plugin that is stuck in one harms only itself."""
 
 from __future__ import annotations
 

@@ -18,7 +18,11 @@ class Counters:
 
     def as_dict(self) -> dict[str, object]:
         """For `engine.stats()`; causes only where there are any."""
-        known: dict[str, object] = {"bytes": self.bytes, "tasks": self.tasks, "failures": self.failures}
+        known: dict[str, object] = {
+            "bytes": self.bytes,
+            "tasks": self.tasks,
+            "failures": self.failures,
+        }
         if self.causes:
             known["causes"] = dict(self.causes)
         return known
@@ -34,7 +38,13 @@ class Stats:
         self.surplus_reports = 0
 
     def count(
-        self, name: str, peer: dict[str, Counters], tasks: int, moved: int, failed: int, cause: str | None
+        self,
+        name: str,
+        peer: dict[str, Counters],
+        tasks: int,
+        moved: int,
+        failed: int,
+        cause: str | None,
     ) -> bool:
         """Add the outcome of one sub-batch; True when it is the first that `name` carried for this peer."""
         with self._lock:
