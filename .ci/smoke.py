@@ -1,4 +1,4 @@
-"""Moves bytes between two engines over each transport named, with only what is installed here. No test tools."""
+"""Moves bytes between two engines over each transport named, with only what is installed here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def move(transport: str) -> None:
 
 
 def refuse(transport: str) -> None:
-    """A transport that is not installed is an error when the YAML insists, and is passed over when it does not."""
+    """A transport that is not installed is an error if the YAML insists, and is else passed over."""
     try:
         tent.Engine({"transports": {transport: {"enable": True}}}).close()
     except tent.TentError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import pickle
 import signal
@@ -67,7 +68,7 @@ class PeerProcess:
         return self.answer(timeout)
 
     def begin(self, source: str, **values: Any) -> None:
-        """Execute `source` there and do not wait; `answer` has to be called once for each `begin`, in order."""
+        """Execute `source` there and do not wait; call `answer` once for each `begin`, in order."""
         _send(self._socket, (source, values))
 
     def answer(self, timeout: float = CALL_TIMEOUT_S) -> Any:
@@ -95,10 +96,8 @@ class PeerProcess:
     def close(self, timeout: float = 10.0) -> None:
         """Close the engine there and end the process; AssertionError if it does not end. Idempotent."""
         if self.process.poll() is None and self._socket.fileno() >= 0:
-            try:
+            with contextlib.suppress(EOFError):
                 self.run("engine.close()", timeout=timeout)
-            except EOFError:
-                pass
         self._socket.close()
         try:
             self.process.wait(timeout)
@@ -140,12 +139,17 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 def _execute(source: str, names: dict[str, Any]) -> Any:
     tree = ast.parse(source)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, "<peer>", "exec"), names)
+        return None
+    del tree.body[-1]
     exec(compile(tree, "<peer>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<peer>", "eval"), names) if last else None
+    return eval(compile(ast.Expression(last.value), "<peer>", "eval"), names)
 
 
 def _serve(connection: socket.socket) -> None:
+    connection.set_inheritable(False)
     names: dict[str, Any] = {}
     while True:
         try:
