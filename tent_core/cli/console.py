@@ -20,6 +20,11 @@ def emit(document: Any) -> None:
     click.echo(json.dumps(document))
 
 
+def emit_indented(document: Any) -> None:
+    """Print one JSON document over several lines of stdout, for people who read it as well."""
+    click.echo(json.dumps(document, indent=2))
+
+
 def say(text: str = "") -> None:
     """Print a line of a result on stdout. Nothing in it is taken for markup, so `[::1]:80` stays."""
     _stdout().print(Text(text), soft_wrap=True)

@@ -16,8 +16,9 @@ from tent_core.replay.pattern import PoolView, Verdict
 from tent_core.replay.pool import PagedPool, Placement
 
 if TYPE_CHECKING:
-    from tent_core.engine import Engine, Segment
+    from tent_core.engine import Engine
     from tent_core.memory import Buffer
+    from tent_core.remote import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ from tent_core.replay.report import Report, Tally, summarise
 from tent_core.replay.trace import TraceRequest
 
 if TYPE_CHECKING:
-    from tent_core.engine import Engine, RemoteBuffer, Segment
+    from tent_core.engine import Engine
     from tent_core.memory import Buffer
+    from tent_core.peers import RemoteBuffer
+    from tent_core.remote import Segment
 
 
 class Prefill:
@@ -138,7 +140,7 @@ class Prefill:
         tally.transports.update(batch.transports())
 
     def _answer(self, segment: Segment, kind: str, what: str) -> Message:
-        return self._mailbox.expect(kind, segment.key, self._timeout, what)
+        return self._mailbox.expect(kind, segment.descriptor.key, self._timeout, what)
 
 
 def check_requests(requests: Sequence[TraceRequest], geometry: Geometry, pool_bytes: int) -> None:

@@ -1,0 +1,196 @@
+"""`tent explain`: which transports would carry a request, in which order, and why each other one would not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tent_core.cli import console
+from tent_core.cli.options import SIZE, config_option, debug_option, json_option
+from tent_core.types import Intent, Priority
+
+if TYPE_CHECKING:
+    from tent_core.config import Settings
+    from tent_core.planning import Plan
+    from tent_core.plugins import Registry
+    from tent_core.policy import Selection, TransportFacts
+
+ASSUMED = "assumed: a peer with the same transports, all of which start and offer both buffers"
+
+
+@click.command("explain", short_help="Show which transport would carry a request, and why.")
+@click.argument("sizes", nargs=-1, type=SIZE, metavar="[SIZE]...")
+@config_option
+@click.option("--same-machine/--other-machine", default=True, show_default=True, help="Where the peer is.")
+@click.option("--local-memory", default="cpu:0", show_default=True, help="Location here, such as cpu:0 or cuda:1.")
+@click.option("--remote-memory", default="cpu:0", show_default=True, help="Location at the peer.")
+@click.option(
+    "--priority", type=click.Choice([p.name.lower() for p in Priority]), default="medium", show_default=True
+)
+@click.option(
+    "--intent", type=click.Choice([i.name.lower() for i in Intent]), default="unspec", show_default=True
+)
+@click.option("--policy", metavar="ENTRY", help="The policy entry that the request names.")
+@click.option("--transport", metavar="NAME", help="The transport that the request hints at for its first try.")
+@json_option
+@debug_option
+def command(
+    sizes: tuple[int, ...],
+    config: Path | None,
+    same_machine: bool,
+    local_memory: str,
+    remote_memory: str,
+    priority: str,
+    intent: str,
+    policy: str | None,
+    transport: str | None,
+    as_json: bool,
+) -> None:
+    """Show for requests of each SIZE which policy entry matches, which transports are candidates, in order, and
+    why each other one is none. Without a SIZE, for every range of sizes in which the answer is the same.
+
+    No engine is started and no peer asked: the peer is assumed to have the same transports as are installed
+    here, and all of them to start and to offer both buffers.
+
+    \b
+    Examples:
+      tent explain --config tent.yaml
+      tent explain --config tent.yaml 4KiB 1MiB --other-machine
+      tent explain 16MiB --local-memory cuda:0 --intent foreground_get --priority high
+
+    \b
+    With --json: {"assumed": text, "answers": [{"from", "below", "entry", "candidates", "passed_over"}, ...]},
+    or "size" instead of "from" and "below" (bytes; below is null for no bound).
+    """
+    from tent_core import config as settings
+    from tent_core import plugins
+    from tent_core.batch import Options
+
+    registry = plugins.discover()
+    found = settings.load(config, registry)
+    options = Options(
+        None, Priority[priority.upper()], Intent[intent.upper()], _known(policy, found), transport
+    )
+    plan = _plan(found, registry, options, (local_memory, remote_memory), same_machine)
+    answers = list(_by_size(plan, sizes) if sizes else _by_range(plan))
+    if as_json:
+        console.emit({"assumed": ASSUMED, "answers": [answer.as_json() for answer in answers]})
+        return
+    for answer in answers:
+        _show(answer)
+    console.note(f"({ASSUMED})")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is selected for one size, or for sizes from `start` on and below `stop` (None: all larger ones)."""
+
+    selection: Selection
+    size: int | None = None
+    start: int = 1
+    stop: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Which requests are meant."""
+        from tent_core.units import format_size
+
+        if self.size is not None:
+            return f"requests of {format_size(self.size)}"
+        if self.stop is None:
+            return "requests of any size" if self.start <= 1 else f"requests from {format_size(self.start)} on"
+        low = "requests" if self.start <= 1 else f"requests from {format_size(self.start)} on and"
+        return f"{low} below {format_size(self.stop)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """As the command prints it."""
+        chosen = self.selection
+        where = {"from": self.start, "below": self.stop} if self.size is None else {"size": self.size}
+        return {
+            **where,
+            "entry": chosen.entry.name if chosen.entry else None,
+            "candidates": list(chosen.candidates),
+            "passed_over": [{"transport": p.name, "reason": p.reason} for p in chosen.passed_over],
+        }
+
+
+def _known(policy: str | None, found: Settings) -> str | None:
+    names = [entry.name for entry in found.policy]
+    if policy is not None and policy not in names:
+        raise click.UsageError(f"no policy entry is named {policy!r}; there are {', '.join(names)}")
+    return policy
+
+
+def _plan(
+    found: Settings,
+    registry: Registry,
+    options: Any,
+    memory: tuple[str, str],
+    same_machine: bool,
+) -> Plan:
+    from tent_core.memory import check_location
+    from tent_core.planning import Planner, trait_of
+
+    local, remote = map(check_location, memory)
+    known = _facts(found, registry)
+    offers = {fact.name: fact.number for fact in known.values() if fact.available}
+    return Planner(found.policy, known).plan(
+        trait_of(local, offers),
+        trait_of(remote, offers),
+        options,
+        same_machine=same_machine,
+        same_process=False,
+        unreachable={},
+    )
+
+
+def _facts(found: Settings, registry: Registry) -> Mapping[str, TransportFacts]:
+    """What is known of each transport that the configuration or its policy names, before any has started."""
+    names = {name for entry in found.policy for name in entry.transports} | set(found.transports)
+    return {name: _fact(name, found, registry) for name in sorted(names)}
+
+
+def _fact(name: str, found: Settings, registry: Registry) -> TransportFacts:
+    from tent_core.config import Enable
+    from tent_core.errors import PluginError
+    from tent_core.policy import TransportFacts
+
+    choice = found.transports.get(name)
+    if choice is not None and choice.enable is Enable.FALSE:
+        return TransportFacts(name, 0, False, "is disabled by transports in the configuration")
+    try:
+        declaration = registry.load(name).declaration
+    except PluginError as error:
+        return TransportFacts(name, 0, False, str(error))
+    return TransportFacts(name, declaration.number, True, "", declaration.capabilities)
+
+
+def _by_size(plan: Plan, sizes: tuple[int, ...]) -> Iterator[Answer]:
+    for size in sizes:
+        if size < 1:
+            raise click.UsageError("a request has at least one byte")
+        index = int(plan.edges.searchsorted(size, side="right")) - 1
+        yield Answer(plan.selections[index], size=size)
+
+
+def _by_range(plan: Plan) -> Iterator[Answer]:
+    edges = plan.edges.tolist()
+    for start, stop, selection in zip(edges, [*edges[1:], None], plan.selections, strict=True):
+        yield Answer(selection, start=start, stop=stop)
+
+
+def _show(answer: Answer) -> None:
+    chosen = answer.selection
+    entry = f"entry {chosen.entry.name!r}" if chosen.entry else "no entry of the policy matches"
+    console.say(f"{answer.title}: {entry}")
+    for position, name in enumerate(chosen.candidates, 1):
+        console.say(f"  {position}. {name}")
+    if not chosen.candidates:
+        console.say("  no candidate: such a request fails")
+    for passed in chosen.passed_over:
+        console.say(f"  -  {passed.name}: {passed.reason}")
+    console.say()
