@@ -84,7 +84,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A machine at the moment of `read`. Modules are those loaded or built in, by their kernel names."""
+    """A machine at the moment of `discover`. Modules are those loaded or built in, by their kernel names."""
 
     nics: tuple[Nic, ...] = ()
     rdma_devices: tuple[RdmaDevice, ...] = ()
@@ -111,7 +111,7 @@ class Topology:
         return (*rdma, *net)
 
 
-def read(root: str | Path = "/") -> Topology:
+def discover(root: str | Path = "/") -> Topology:
     """Read the machine whose `sys` and `proc` are below `root`. Never raises; takes some milliseconds."""
     root = Path(root)
     return Topology(

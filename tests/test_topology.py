@@ -59,7 +59,7 @@ def test_a_nic_is_read_with_its_speed_pci_address_and_numa_node(
     write(f"{PCI}/numa_node", "1\n")
     os.symlink(tmp_path / PCI, tmp_path / "sys/class/net/ens1f0/device")
 
-    assert topology.read(tmp_path).nics == (
+    assert topology.discover(tmp_path).nics == (
         topology.Nic(
             name="ens1f0",
             up=True,
@@ -76,7 +76,7 @@ def test_a_nic_is_read_with_its_speed_pci_address_and_numa_node(
 
 def test_an_interface_that_does_not_say_its_speed_has_none(write: Write, tmp_path: Path) -> None:
     add_nic(write, "veth0", speed="-1", flags="0x1002")
-    nic = topology.read(tmp_path).nic("veth0")
+    nic = topology.discover(tmp_path).nic("veth0")
     assert nic is not None
     assert (nic.up, nic.virtual, nic.speed_mbps, nic.numa_node) == (False, True, 0, -1)
 
@@ -84,12 +84,12 @@ def test_an_interface_that_does_not_say_its_speed_has_none(write: Write, tmp_pat
 def test_files_that_are_no_interface_are_not_taken_for_one(write: Write, tmp_path: Path) -> None:
     write("sys/class/net/bonding_masters", "bond0\n")
     add_nic(write, "bond0")
-    assert [nic.name for nic in topology.read(tmp_path).nics] == ["bond0"]
+    assert [nic.name for nic in topology.discover(tmp_path).nics] == ["bond0"]
 
 
 def test_an_rdma_device_is_read_with_its_used_gids_in_order(write: Write, tmp_path: Path) -> None:
     add_rdma(write, tmp_path)
-    device = topology.read(tmp_path).rdma_device("mlx5_0")
+    device = topology.discover(tmp_path).rdma_device("mlx5_0")
     assert device is not None
     assert (device.numa_node, device.pci_address) == (1, "0000:18:00.0")
     assert device.netdevs == ("ens1f0",)
@@ -102,7 +102,7 @@ def test_an_rdma_device_is_read_with_its_used_gids_in_order(write: Write, tmp_pa
 def test_devices_are_in_the_order_of_their_numbers(write: Write, tmp_path: Path) -> None:
     for name in ("mlx5_10", "mlx5_2", "rxe0", "mlx5_0"):
         write(f"sys/class/infiniband/{name}/node_guid", "0000:0000:0000:0000\n")
-    found = [device.name for device in topology.read(tmp_path).rdma_devices]
+    found = [device.name for device in topology.discover(tmp_path).rdma_devices]
     assert found == ["mlx5_0", "mlx5_2", "mlx5_10", "rxe0"]
 
 
@@ -112,7 +112,7 @@ def test_numa_nodes_are_read_with_cpus_memory_and_distances(write: Write, tmp_pa
     write(f"{node}/meminfo", "Node 1 MemTotal:       1024 kB\nNode 1 MemFree: 7 kB\n")
     write(f"{node}/distance", "21 10\n")
     write("sys/devices/system/node/online", "0-1\n")
-    assert topology.read(tmp_path).numa_nodes == (
+    assert topology.discover(tmp_path).numa_nodes == (
         topology.NumaNode(1, (8, 9, 10, 24), 1024 * 1024, (21, 10)),
     )
 
@@ -125,7 +125,7 @@ def test_gpu_memory_is_reachable_by_rdma_only_with_a_peer_memory_module(
 ) -> None:
     write("proc/modules", f"{module} 16384 0 - Live 0x0000000000000000\n\nrdma_rxe 1 0 - Live 0\n")
     write("sys/module/ib_core/parameters/x", "")
-    found = topology.read(tmp_path)
+    found = topology.discover(tmp_path)
     assert found.modules == {module, "rdma_rxe", "ib_core"}
     assert found.peer_memory is reaches
 
@@ -136,14 +136,14 @@ def test_a_segment_publishes_rdma_devices_and_nics_but_not_loopback(
     add_rdma(write, tmp_path)
     add_nic(write, "eth0")
     add_nic(write, "lo", flags="0x9")
-    assert topology.read(tmp_path).devices() == (
+    assert topology.discover(tmp_path).devices() == (
         Device("mlx5_0", 1, "rdma"),
         Device("eth0", -1, "net"),
     )
 
 
 def test_a_machine_without_sysfs_has_nothing_and_raises_nothing(tmp_path: Path) -> None:
-    assert topology.read(tmp_path / "no such") == topology.Topology()
+    assert topology.discover(tmp_path / "no such") == topology.Topology()
 
 
 def test_directories_links_in_circles_and_unreadable_files_raise_nothing(
@@ -156,7 +156,7 @@ def test_directories_links_in_circles_and_unreadable_files_raise_nothing(
     os.symlink("nowhere", eth0 / "speed")
     write("sys/class/infiniband/mlx5_0", "a file, not a directory")
     write("sys/devices/system/node/node0", "likewise")
-    found = topology.read(tmp_path)
+    found = topology.discover(tmp_path)
     assert found.nic("eth0") == topology.Nic("eth0", up=True, loopback=False, virtual=True)
     assert found.rdma_devices == (topology.RdmaDevice("mlx5_0"),)
 
@@ -176,7 +176,7 @@ def test_no_content_of_any_file_makes_reading_raise(
     add_rdma(write, root)
     for path in ("proc/modules", *(f"sys/devices/system/node/node0/{f}" for f in NODE_FILES)):
         write(path, "")
-    found = topology.read(root)
+    found = topology.discover(root)
     assert [nic.name for nic in found.nics] == ["eth0"]
     assert [device.name for device in found.rdma_devices] == ["mlx5_0"]
 
@@ -197,5 +197,5 @@ def test_no_cpu_list_raises_or_takes_all_memory(text: str) -> None:
 
 
 def test_this_machine_can_be_read() -> None:
-    lo = topology.read().nic("lo")
+    lo = topology.discover().nic("lo")
     assert lo is None or lo.loopback
