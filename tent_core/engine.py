@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tent_core import memory
 from tent_core.batch import Options
 from tent_core.control.contract import Notification
-from tent_core.descriptor import Device, PeerKey, SegmentDescriptor
+from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import ClosedError, TentError, TransportError, UsageError
 from tent_core.inbox import Inbox
 from tent_core.inflight import Deadline
@@ -89,15 +89,14 @@ class Engine:
         name = self._control.bind(self.settings.control.call_timeout_s)
         self.incarnation = secrets.token_bytes(16)
         self._log = self._log.bind(engine=name)
-        devices = tuple(Device(nic.name, nic.numa_node) for nic in self._topology.nics)
         self._segment = LocalSegment(
-            SegmentDescriptor(name, self.incarnation, 1, self._host, devices=devices)
+            SegmentDescriptor(name, self.incarnation, 1, self._host, devices=self._topology.devices())
         )
         self.stats_ = Stats()
         self._transports = Transports(self._log)
-        self._hooks = Hooks(registry, self._log)
         try:
             self._start_transports(registry)
+            self._hooks = Hooks(registry, self._log)
             planner = Planner(self.settings.policy, self._facts(registry))
             self.dispatcher = Dispatcher(
                 planner, self.stats_, self._log, self.settings.failover.max_attempts

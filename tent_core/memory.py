@@ -98,7 +98,7 @@ def _address_of(exporter: Any) -> int:
 
 
 def describe(obj: Any, location: str | None = None) -> Memory:
-    """The memory of `obj`: a buffer, `__array_interface__`, DLPack, CUDA array interface or (address, length).
+    """The memory of `obj`: a buffer, an array interface, DLPack, or (address, length).
 
     The array must be contiguous. Raises UsageError with what was found. The object's memory is held alive
     (a buffer export also keeps a bytearray from being resized); a raw address is the caller's to keep.
@@ -139,7 +139,8 @@ def _from_host(obj: Any) -> Memory:
             return _from_dlpack(obj)
         raise UsageError(
             f"cannot register {type(obj).__name__}: it offers neither the buffer protocol, "
-            "__array_interface__, DLPack nor __cuda_array_interface__; pass (address, length) if you know its memory"
+            "__array_interface__, DLPack nor __cuda_array_interface__; pass (address, length) "
+            "if you know its memory"
         ) from None
     if not view.c_contiguous:
         raise UsageError(
@@ -256,7 +257,7 @@ class Buffer:
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """The memory as a numpy array of bytes, shape (length,); host memory only. It keeps the memory mapped."""
+        """The memory as a numpy array of bytes, shape (length,), which keeps it mapped; host memory only."""
         memory = self.memory
         if memory is None:
             raise UsageError(

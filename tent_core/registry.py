@@ -227,7 +227,8 @@ class BufferRegistry:
             holders = [f"{info.key} (pid {info.host.pid}, {info.state.value})" for info in left]
             raise RevocationTimeout(
                 f"buffer {buffer.name!r} is still in use by {', '.join(holders)}: "
-                "no acknowledgement in time. Its memory stays registered and refuses new requests; call unregister again to go on waiting, "
+                "no acknowledgement in time. Its memory stays registered and refuses new requests; "
+                "call unregister again to go on waiting, "
                 "or end the process that holds it",
                 holders,
             )
