@@ -7,7 +7,14 @@ what a process holds. `waiting` polls with a deadline.
 
 from __future__ import annotations
 
+import sys
+
 from tent_core.testing.leaks import Held, holding
 from tent_core.testing.waiting import wait_until
+
+if (
+    "pytest" in sys.modules
+):  # not in the processes that tests start: they import this package as well
+    sys.modules["pytest"].register_assert_rewrite("tent_core.testing.conformance")
 
 __all__ = ["Held", "holding", "wait_until"]
