@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tent_core.control.plane import Connection
 from tent_core.descriptor import BufferDescriptor, HostIdentity, PeerKey, SegmentDescriptor
 from tent_core.errors import (
     BufferRevoked,
@@ -29,6 +28,9 @@ from tent_core.runner import Running, Transports
 from tent_core.stats import Counters
 from tent_core.transport import Endpoint
 from tent_core.types import BufferState
+
+if TYPE_CHECKING:
+    from tent_core.control.plane import Connection
 
 CONNECT_TIMEOUT_S = 10.0
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tent_core.control.contract import SessionInfo
-from tent_core.control.plane import ControlPlane
 from tent_core.descriptor import BufferDescriptor, SegmentDescriptor
 from tent_core.errors import (
     ClosedError,
@@ -26,6 +25,9 @@ from tent_core.runner import Transports
 from tent_core.segments import LocalSegment
 from tent_core.transport import LocalBuffer
 from tent_core.types import BufferState, MemoryKind, Permission, Reach, memory_kind
+
+if TYPE_CHECKING:
+    from tent_core.control.plane import ControlPlane
 
 Made = Callable[[LocalBuffer, Memory, dict[str, int]], Buffer]
 
