@@ -14,7 +14,7 @@ _LONGEST = 80
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """`found` and `allowed` are phrases; `line` counts from 1 and is None where there is no text, as in a dict."""
+    """`found` and `allowed` are phrases; `line` counts from 1, and is None in a dict, which has none."""
 
     key: str
     found: str
@@ -42,9 +42,17 @@ class NotAllowed(ValueError):
 
 def nearest(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The choice that is spelled most like `word`, regardless of case, or None if none is like it."""
+    written = word[:100].lower()
     by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word[:100].lower(), by_lower, n=1, cutoff=cutoff)
-    return by_lower[found[0]] if found else None
+    close = difflib.get_close_matches(written, by_lower, n=5, cutoff=cutoff)
+
+    def likeness(choice: str) -> tuple[float, bool]:
+        same_letters = sorted(choice) == sorted(
+            written
+        )  # two that were swapped: tpc is tcp, not tpu
+        return difflib.SequenceMatcher(None, choice, written).ratio(), same_letters
+
+    return by_lower[max(close, key=likeness)] if close else None
 
 
 def shortened(text: str) -> str:

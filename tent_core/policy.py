@@ -100,7 +100,7 @@ def default_policy(names: Sequence[str]) -> tuple[PolicyEntry, ...]:
 
 
 def match(entries: Sequence[PolicyEntry], query: Query) -> PolicyEntry | None:
-    """The entry that the query names, whatever its match fields say; else the first that matches; else None."""
+    """The entry that the query names, whatever that one's match fields say; else the first that matches."""
     if query.policy_name is not None:
         return next((entry for entry in entries if entry.name == query.policy_name), None)
     return next((entry for entry in entries if _matches(entry, query)), None)
@@ -149,7 +149,9 @@ def select(
     if hint in names:
         names = (hint, *(name for name in names if name != hint))
     elif hint is not None:
-        passed_over.append(PassedOver(hint, f"hinted at, but entry {entry.name!r} does not list it"))
+        passed_over.append(
+            PassedOver(hint, f"hinted at, but entry {entry.name!r} does not list it")
+        )
     candidates = []
     for name in names:
         reason = _objection(entry, query, name, facts.get(name), local_offers, remote_offers)
@@ -166,7 +168,10 @@ def _matches(entry: PolicyEntry, query: Query) -> bool:
         entry.segment_type in (None, query.segment_type)
         and entry.same_machine in (None, query.same_machine)
         and (entry.local_memory is None or location_matches(entry.local_memory, query.local_memory))
-        and (entry.remote_memory is None or location_matches(entry.remote_memory, query.remote_memory))
+        and (
+            entry.remote_memory is None
+            or location_matches(entry.remote_memory, query.remote_memory)
+        )
         and entry.min_size <= query.size
         and (entry.max_size is None or query.size <= entry.max_size)
         and entry.priority in (None, query.priority)
@@ -189,8 +194,12 @@ def _objection(
         return facts.reason or "not available"
     return (
         _incapable(entry, query, facts.capabilities or Capabilities())
-        or _not_offered(facts.number, local_offers.get(name), "the local buffer is not usable by it")
-        or _not_offered(facts.number, remote_offers.get(name), "the peer's buffer is not usable by it")
+        or _not_offered(
+            facts.number, local_offers.get(name), "the local buffer is not usable by it"
+        )
+        or _not_offered(
+            facts.number, remote_offers.get(name), "the peer's buffer is not usable by it"
+        )
     )
 
 

@@ -90,7 +90,9 @@ def format_duration(seconds: float) -> str:
 def _amount(value: object, units: Mapping[str, Decimal], unit: str, allowed: str) -> Decimal:
     """The value in base units (bytes, seconds), exactly as it was written."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        text = f"{Decimal(repr(value)):f}" if abs(value) <= LARGEST_SIZE else ""  # nan is not <= anything
+        text = (
+            f"{Decimal(repr(value)):f}" if abs(value) <= LARGEST_SIZE else ""
+        )  # nan is not <= anything
     else:
         text = value.strip() if isinstance(value, str) else ""
     match = _TEXT.fullmatch(text)
@@ -100,7 +102,9 @@ def _amount(value: object, units: Mapping[str, Decimal], unit: str, allowed: str
     if written not in units:
         short = f"{written}iB".upper().replace("I", "i")  # 64K, 64m: what people write for KiB, MiB
         close = short if short in units else nearest(written, units, 0.5)
-        raise NotAllowed(f"{allowed}; units are {', '.join(units)}", f"{number}{close}" if close else None)
+        raise NotAllowed(
+            f"{allowed}; units are {', '.join(units)}", f"{number}{close}" if close else None
+        )
     return Decimal(number) * units[written]
 
 
@@ -121,13 +125,17 @@ class _Quantity:
     number: str
     units: Mapping[str, Decimal]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         from pydantic_core import core_schema
 
         return core_schema.no_info_before_validator_function(
             self.parse,
             handler(source),
-            serialization=core_schema.plain_serializer_function_ser_schema(self.format, when_used="json"),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                self.format, when_used="json"
+            ),
         )
 
     def __get_pydantic_json_schema__(

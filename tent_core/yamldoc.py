@@ -57,24 +57,28 @@ class Document:
 
     def line(self, path: Path) -> int | None:
         """The line of the key at `path`, or of the innermost value around it that exists."""
-        line = self.root.line
-        node = self.root
-        for step in path:
-            child = node.children.get(step)
-            if child is None:
-                break
-            node, line = child
-        return line
+        *_, last = self._walk(path)
+        return last.line
+
+    def has(self, path: Path) -> bool:
+        """Whether there is a value at `path`."""
+        return len(list(self._walk(path))) == len(path) + 1
 
     def get(self, path: Path, default: Any = None) -> Any:
         """The plain data at `path`, or `default`."""
-        node = self.root
+        steps = list(self._walk(path))
+        return steps[-1].node.data if len(steps) == len(path) + 1 else default
+
+    def _walk(self, path: Path) -> Iterator[Child]:
+        """The root and each value on the way to `path`, as far as they exist."""
+        here = Child(self.root, self.root.line)
+        yield here
         for step in path:
-            child = node.children.get(step)
-            if child is None:
-                return default
-            node = child.node
-        return node.data
+            inner = here.node.children.get(step)
+            if inner is None:
+                return
+            here = inner
+            yield here
 
 
 class _Unreadable(Exception):
@@ -104,7 +108,9 @@ def read(path: str | os.PathLike[str]) -> Document:
         return parse(content.decode("utf-8-sig"), source)
     except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or a NUL in the path
         what = error.strerror if isinstance(error, OSError) else str(error)
-        mistake = Mistake("", f"a file that cannot be read: {what}", "the path of a YAML file in UTF-8")
+        mistake = Mistake(
+            "", f"a file that cannot be read: {what}", "the path of a YAML file in UTF-8"
+        )
         return Document(source, Node(None, None), (mistake,))
 
 
@@ -171,23 +177,30 @@ class _Reader(_Bounded):
             mark = error.problem_mark or error.context_mark
             what = ", ".join(filter(None, (error.context, error.problem)))
             hint = "; quote text that begins with *" if "alias" in what else ""
-            self.stop((), mark.line + 1 if mark else None, f"no YAML {shortened(what)}", f"YAML{hint}")
+            self.stop(
+                (), mark.line + 1 if mark else None, f"no YAML {shortened(what)}", f"YAML{hint}"
+            )
 
     def _node(self, event: yaml.Event, events: Iterator[yaml.Event], path: Path) -> Node:
         line = _line(event)
         if isinstance(event, yaml.AliasEvent):
-            target = self._anchors.get(event.anchor)
+            target = self._anchors.get(event.anchor or "")
             if target is None:
                 found = f"an alias of {described(event.anchor)}, which no value before it is named"
-                self.stop(path, line, found, "aliases of earlier values; quote text that begins with *")
+                self.stop(
+                    path, line, found, "aliases of earlier values; quote text that begins with *"
+                )
             self.count(target.size, path, line)
             return target
+        assert isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent))  # YAML's grammar
         self.count(1, path, line)
         anchor = event.anchor
         if anchor is not None:
             self._anchors[anchor] = None
         if event.tag is not None:
-            self.mistake(path, line, f"the tag {described(event.tag)}", "no tags; quotes make a value text")
+            self.mistake(
+                path, line, f"the tag {described(event.tag)}", "no tags; quotes make a value text"
+            )
         if isinstance(event, yaml.ScalarEvent):
             node = Node(_resolve(event.value) if event.implicit[0] else event.value, line)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -252,7 +265,8 @@ def _dict(children: dict[str | int, Child], line: int | None) -> Node:
 
 
 def _line(event: yaml.Event) -> int:
-    return int(event.start_mark.line) + 1
+    mark = event.start_mark
+    return mark.line + 1 if mark is not None else 1
 
 
 def _resolve(text: str) -> str | int | float | bool | None:

@@ -1,0 +1,313 @@
+"""The shape of the configuration: one frozen model for each section of the YAML, with its defaults.
+
+What is written under a field is its description in the JSON Schema, so that editors show it.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializeAsAny,
+    Strict,
+    ValidationInfo,
+    field_validator,
+)
+
+from tent_core.mistakes import NotAllowed, nearest
+from tent_core.policy import PolicyEntry
+from tent_core.types import Intent, Priority
+from tent_core.units import Microseconds, Seconds, Size, format_size
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
+_LOCATION = re.compile(r"\*|[a-z][a-z0-9_]*(:[^\s*]+)?")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})")
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]{1,5}))?")
+
+
+class Section(BaseModel):
+    """What all sections have in common: they are frozen, refuse unknown keys, and convert nothing."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ByName:
+    """Makes pydantic read an enum by the lower-case names of its members, and nothing else."""
+
+    kind: type[enum.Enum]
+
+    def read(self, value: object) -> enum.Enum:
+        names = {member.name.lower(): member for member in self.kind}
+        if isinstance(value, str) and value in names:
+            return names[value]
+        raise NotAllowed(
+            ", ".join(names), nearest(value, names) if isinstance(value, str) else None
+        )
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(
+            self.read,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda member: member.name.lower(), when_used="json"
+            ),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [member.name.lower() for member in self.kind]}
+
+
+def _location(value: str) -> str:
+    if not _LOCATION.fullmatch(value):
+        raise NotAllowed("a kind of memory such as cpu or cuda, one device such as cuda:1, or '*'")
+    return value
+
+
+def _listen(value: str) -> str:
+    if _split(value)[1] is None:
+        raise NotAllowed("host:port or [IPv6 address]:port; port 0 takes any that is free")
+    return value
+
+
+def _advertise(value: str) -> str:
+    host, port = _split(value)
+    if port == 0 or host in ("0.0.0.0", "::"):
+        raise NotAllowed("an address that peers can connect to")
+    return value
+
+
+def _split(value: str) -> tuple[str, int | None]:
+    match = _ADDRESS.fullmatch(value)
+    allowed = "a host, IPv4 address or [IPv6 address], and a port up to 65535 after a colon"
+    if match is None or int(match["port"] or 0) > 65535:
+        raise NotAllowed(allowed)
+    if match["v6"] is not None:
+        try:
+            ipaddress.IPv6Address(match["v6"])
+        except ValueError:
+            raise NotAllowed(allowed) from None
+    elif not _HOST.fullmatch(match["host"]):
+        raise NotAllowed(allowed)
+    return match["v6"] or match["host"], int(match["port"]) if match["port"] else None
+
+
+Location = Annotated[str, AfterValidator(_location)]
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
+
+
+class ControlSettings(Section):
+    """The control plane: where peers reach this engine, and how a lost peer is noticed."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:0"
+    """Where to listen: host:port or [IPv6 address]:port; port 0 takes any that is free."""
+    advertise: Annotated[str, AfterValidator(_advertise)] | None = None
+    """What peers are told, a host or host:port; without it, the address that is listened on."""
+    call_timeout_s: Seconds = Field(5.0, gt=0)
+    """Deadline of a call to a peer."""
+    keepalive_time_s: Seconds = Field(2.0, gt=0)
+    """How long a connection may be silent before it is pinged."""
+    keepalive_timeout_s: Seconds = Field(2.0, gt=0)
+    """How long the answer to a ping may take before the connection counts as broken."""
+    reconnect_max_s: Seconds = Field(1.0, gt=0)
+    """The longest pause between two attempts to connect again."""
+
+
+class PeerSettings(Section):
+    """When a peer has departed, and how many are kept."""
+
+    grace_s: Seconds = 10.0
+    """How long a peer whose connection broke may take to come back before it has departed."""
+    idle_timeout_s: Seconds = Field(300.0, gt=0)
+    """How long a peer to which this engine sends nothing keeps its connections."""
+    max: int = Field(4096, ge=1)
+    """The most peers that are kept at once."""
+
+
+class RevocationSettings(Section):
+    """Unregistering a buffer that peers may be using."""
+
+    timeout_s: Seconds = Field(10.0, gt=0)
+    """How long `unregister` waits for peers to let go before it raises; calling again goes on waiting."""
+
+
+class FailoverSettings(Section):
+    """What happens when a transport fails."""
+
+    max_attempts: int = Field(3, ge=0)
+    """How often a request may move on to the next candidate; 0 turns it off."""
+
+
+class WaitSettings(Section):
+    """Waiting for a batch."""
+
+    spin_us: Microseconds = Field(50.0, le=1e6)
+    """How long a wait spins before it blocks."""
+
+
+class NotificationSettings(Section):
+    """Notifications between peers."""
+
+    queue: int = Field(4096, ge=1)
+    """The most notifications that wait at the receiver; senders wait beyond it."""
+    timeout_s: Seconds = Field(10.0, gt=0)
+    """How long a notification may take until the receiver's engine has it."""
+
+
+class TransferSettings(Section):
+    """Transfers of data."""
+
+    timeout_s: Seconds = Field(30.0, gt=0)
+    """Deadline of a transfer for which the caller gave none."""
+
+
+class HookSettings(Section):
+    """Hooks of packages; each package has a queue of its own."""
+
+    stuck_s: Seconds = Field(5.0, gt=0)
+    """How long a hook may take before its package is called stuck, and its events are dropped and counted."""
+    queue: int = Field(1024, ge=1)
+    """The most events that wait for one package."""
+
+
+class LogSettings(Section):
+    """Events on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important events that are written."""
+    format: Literal["console", "json"] = "console"
+    """Lines for people, or one JSON document a line."""
+
+
+class PolicySettings(Section):
+    """One entry of the policy: which requests it is for, and which transports carry them, in order."""
+
+    name: str = Field(min_length=1)
+    """Shown by `tent explain`, and by which a request may ask for this entry."""
+    transports: Annotated[Names, Field(min_length=1)]
+    """In order of preference; those that cannot carry a request are passed over."""
+    segment_type: Literal["memory", "file"] | None = None
+    """Matches requests to this type of segment."""
+    same_machine: bool | None = None
+    """Matches requests to peers on this machine (true) or on others (false)."""
+    local_memory: Location | None = None
+    """Matches where the local buffer is: cpu, cuda, one device such as cuda:1, or '*'."""
+    remote_memory: Location | None = None
+    """Matches where the peer's buffer is: cpu, cuda, one device such as cuda:1, or '*'."""
+    min_size: Size = 0
+    """Matches requests of at least this size."""
+    max_size: Size | None = None
+    """Matches requests of at most this size."""
+    priority: Annotated[Priority, _ByName(Priority)] | None = None
+    """Matches requests of this priority."""
+    intent: Annotated[Intent, _ByName(Intent)] | None = None
+    """Matches requests with this intent."""
+    devices: Names = ()
+    """NICs to use; transports that cannot be told so are passed over."""
+    qp_pool: Annotated[str, Field(min_length=1)] | None = None
+    """Pool of queue pairs to use; transports that have none are passed over."""
+
+    @field_validator("max_size")
+    @classmethod
+    def _not_below_min_size(cls, value: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("min_size", 0)
+        if value is not None and value < least:
+            raise NotAllowed(f"at least min_size, which is {format_size(least)}")
+        return value
+
+    def entry(self) -> PolicyEntry:
+        """The same for selection, which knows nothing of YAML."""
+        return PolicyEntry(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class Enable(enum.Enum):
+    """Whether a transport is used. Failing to start is an error with TRUE; with AUTO it is skipped then."""
+
+    TRUE = "true"
+    AUTO = "auto"
+    FALSE = "false"
+
+
+@dataclass(frozen=True, slots=True)
+class TransportChoice:
+    """What the configuration says of one transport.
+
+    `settings` is an instance of the model that its package declares, or None with the `reason` why this
+    transport cannot be started: it is disabled, not installed, or its package cannot be loaded.
+    """
+
+    enable: Enable
+    settings: SerializeAsAny[BaseModel] | None = None
+    reason: str = ""
+
+
+class Sections(Section):
+    """The sections that are the core's own."""
+
+    control: ControlSettings = ControlSettings()
+    peers: PeerSettings = PeerSettings()
+    revocation: RevocationSettings = RevocationSettings()
+    failover: FailoverSettings = FailoverSettings()
+    wait: WaitSettings = WaitSettings()
+    notifications: NotificationSettings = NotificationSettings()
+    transfer: TransferSettings = TransferSettings()
+    hooks: HookSettings = HookSettings()
+    log: LogSettings = LogSettings()
+
+
+class Yaml(Sections):
+    """The whole document, except that each transport's settings are checked by its own package's model."""
+
+    transports: Any = None
+    """Each transport: `enable` (true, auto or false) and its own settings."""
+    policy: Annotated[tuple[PolicySettings, ...], Strict(False), Field(min_length=1)] | None = None
+    """Entries of which the first that matches a request decides; without them, a default order."""
+
+
+class Settings(Sections):
+    """The checked configuration of one engine. Immutable.
+
+    `transports` has every transport that the configuration, or the default, asks for or forbids.
+    """
+
+    transports: Annotated[
+        Mapping[str, TransportChoice],
+        PlainSerializer(dict, return_type=dict[str, TransportChoice]),
+    ]
+    policy: tuple[PolicyEntry, ...]
+
+    @property
+    def enabled(self) -> Mapping[str, TransportChoice]:
+        """The transports to start."""
+        return {
+            name: choice for name, choice in self.transports.items() if choice.settings is not None
+        }
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """The transports not to start, each with its reason."""
+        return {
+            name: choice.reason
+            for name, choice in self.transports.items()
+            if choice.settings is None
+        }
