@@ -1,4 +1,4 @@
-"""Runs functions in spawned processes whose events and errors reach the parent, and which never outlive it."""
+"""Spawned processes whose events and errors reach their parent, and which never outlive it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Link:
 class Child:
     """A spawned process that runs `target(link, *args)`. `target` and its arguments must be picklable.
 
-    What it raises arrives as ChildFailed in `Children.next_event`. It ignores SIGINT, since the parent ends it,
-    and exits at once when the parent's process has ended.
+    What it raises arrives as ChildFailed in `Children.next_event`. It ignores SIGINT, since the
+    parent ends it, and exits at once when the parent's process has ended.
     """
 
     def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
@@ -67,7 +67,10 @@ class Child:
         self.connection, theirs = spawn.Pipe()
         # Not `daemon`: a transport may start processes of its own, which daemonic ones must not.
         self.process = spawn.Process(
-            target=_main, args=(theirs, os.getpid(), target, args), name=f"tent-{name}", daemon=False
+            target=_main,
+            args=(theirs, os.getpid(), target, args),
+            name=f"tent-{name}",
+            daemon=False,
         )
         self.process.start()
         theirs.close()
@@ -150,7 +153,9 @@ _ERROR = "error"
 
 def _died(name: str, code: int) -> str:
     if code > 0:
-        return f"the {name} process ended with exit status {code} and said nothing; see its log above"
+        return (
+            f"the {name} process ended with exit status {code} and said nothing; see its log above"
+        )
     hint = "; was the machine out of memory?" if -code == signal.SIGKILL else ""
     return f"the {name} process was ended by {signal.Signals(-code).name}{hint}"
 

@@ -1,1 +1,1 @@
-"""Measures what one engine moves to another: the work and the timing of `benchmarks/peerbench.py`, through TENT."""
+"""Measures what one engine moves to another: the work and timing of `benchmarks/peerbench.py`."""

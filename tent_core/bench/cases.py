@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tent_core.errors import UsageError
+from tent_core.mistakes import NotAllowed
 from tent_core.types import Opcode
-from tent_core.units import NotAllowed, format_size, parse_size
+from tent_core.units import format_size, parse_size
 
 SPAN = 256 << 20
 """Bytes of memory on either side."""
@@ -33,7 +34,8 @@ class Case:
         """How many places for a block a span has. Raises UsageError if the batch does not fit."""
         if self.block * self.batch > span:
             raise UsageError(
-                f"{self} is {format_size(self.block * self.batch)}, more than the {format_size(span)} on either side"
+                f"{self} is {format_size(self.block * self.batch)}, "
+                f"more than the {format_size(span)} on either side"
             )
         return span // self.block
 
@@ -100,7 +102,9 @@ class Work:
     remote: NDArray[np.uint64]
 
 
-def works(opcodes: tuple[Opcode, ...], cases: tuple[Case, ...], span: int, seed: int) -> Iterator[Work]:
+def works(
+    opcodes: tuple[Opcode, ...], cases: tuple[Case, ...], span: int, seed: int
+) -> Iterator[Work]:
     """What to measure, in order. The same seed gives the same offsets, and peerbench's for SPAN and SEED."""
     random = np.random.default_rng(seed)
     for opcode in opcodes:

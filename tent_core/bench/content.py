@@ -16,7 +16,10 @@ def _random_bytes(block: int) -> NDArray[np.uint8]:
 
 
 def _content(index: int, block: int, key: int) -> NDArray[np.uint8]:
-    """Block `index` of round `key`: a window into random bytes. An odd factor keeps up to 65,536 windows apart."""
+    """Block `index` of round `key`: a window into random bytes.
+
+    The odd factor keeps the windows of up to 65,536 blocks apart.
+    """
     start = (index * 40503 + key * 9973) % _STARTS
     return _random_bytes(block)[start : start + block]
 

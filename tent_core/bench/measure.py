@@ -89,7 +89,7 @@ class Bench:
         return Measurement(work.opcode, work.case, p50, rate, transport, self.memory, self.threads)
 
     def _call(self, work: Work) -> Call:
-        """A batch of one is prepared once and posted again; a larger one is new each time, as KV blocks are."""
+        """A batch of one is prepared once and posted again; a larger one is new each time."""
         block = work.case.block
         if work.case.batch == 1:
             here, there = int(work.local[0]), int(work.remote[0])
@@ -112,7 +112,8 @@ class Bench:
             wrong = content.wrong(self.local.array, work.local, block, key)
         if wrong:
             raise TransferFailed(
-                f"{work.opcode.name} of {work.case}: {wrong} blocks do not hold what was sent, though it was COMPLETED"
+                f"{work.opcode.name} of {work.case} was COMPLETED, "
+                f"but {wrong} blocks do not hold what was sent"
             )
 
     def _carrier(self, work: Work) -> str:

@@ -97,7 +97,9 @@ class ChildTarget:
         return event.value
 
 
-def serve_target(link: Link, config: Mapping[str, Any] | str | None, memory: Memory, busy: bool) -> None:
+def serve_target(
+    link: Link, config: Mapping[str, Any] | str | None, memory: Memory, busy: bool
+) -> None:
     """The target's process: offers a span, and fills and checks it when told."""
     from tent_core.engine import Engine
 
@@ -116,7 +118,7 @@ def serve_target(link: Link, config: Mapping[str, Any] | str | None, memory: Mem
 
 
 class PeerTarget:
-    """A peer that offers a buffer and knows nothing of measurements: its bytes are set and read through TENT."""
+    """A peer that offers a buffer, and no more: its bytes are set and read through TENT itself."""
 
     def __init__(self, segment: Segment, remote: RemoteBuffer, local: Buffer) -> None:
         self._segment = segment
@@ -126,7 +128,9 @@ class PeerTarget:
     def fill(self, work: Work, key: int) -> None:
         """See `Target`."""
         content.fill(self._local.array, work.local, work.case.block, key)
-        self._segment.write_many(self._local, work.local, self._remote, work.remote, work.case.block)
+        self._segment.write_many(
+            self._local, work.local, self._remote, work.remote, work.case.block
+        )
         content.fill(self._local.array, work.local, work.case.block, key + 1)
 
     def wrong(self, work: Work, key: int) -> int:

@@ -14,5 +14,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
-        sys.exit(f"tent: the command line needs {' and '.join(_NEEDED)}: pip install 'tent-core[cli]'")
+        sys.exit(
+            f"tent: the command line needs {' and '.join(_NEEDED)}: pip install 'tent-core[cli]'"
+        )
     tent(prog_name="tent")

@@ -25,22 +25,50 @@ _COLUMNS = f"{'op':6} {'case':>14} {'p50':>12} {'GB/s':>8} {'us a block':>11}  c
 @click.command("bench", short_help="Measure how fast blocks move.")
 @engine_options
 @click.option(
-    "--memory", type=click.Choice(["allocated", "registered"]), default="allocated", show_default=True,
+    "--memory",
+    type=click.Choice(["allocated", "registered"]),
+    default="allocated",
+    show_default=True,
     help="Memory that the engine makes and peers can map, or memory of the application's own.",
 )
 @click.option(
-    "--case", "cases", multiple=True, metavar="BLOCKxBATCH",
+    "--case",
+    "cases",
+    multiple=True,
+    metavar="BLOCKxBATCH",
     help="What one call moves, such as 4KiBx1000; repeatable. Default: eight cases from 4KiBx1 to 64KiBx500.",
 )
-@click.option("--op", "ops", multiple=True, type=click.Choice(["write", "read"]), help="Repeatable; default: both.")
-@click.option("--seconds", type=DURATION, default="1s", show_default=True, help="Time for each case.")
 @click.option(
-    "--busy", type=click.Choice(["target", "initiator", "both"]),
+    "--op",
+    "ops",
+    multiple=True,
+    type=click.Choice(["write", "read"]),
+    help="Repeatable; default: both.",
+)
+@click.option(
+    "--seconds", type=DURATION, default="1s", show_default=True, help="Time for each case."
+)
+@click.option(
+    "--busy",
+    type=click.Choice(["target", "initiator", "both"]),
     help="Where a Python thread computes all the time, as in every inference worker.",
 )
-@click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads that move blocks.")
-@click.option("--peer", metavar="HOST:PORT", help="Measure against this engine, such as one of `tent serve`.")
-@click.option("--buffer", default="span", show_default=True, help="With --peer: its buffer, which is overwritten.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Threads that move blocks.",
+)
+@click.option(
+    "--peer", metavar="HOST:PORT", help="Measure against this engine, such as one of `tent serve`."
+)
+@click.option(
+    "--buffer",
+    default="span",
+    show_default=True,
+    help="With --peer: its buffer, which is overwritten.",
+)
 @json_option
 @debug_option
 def command(

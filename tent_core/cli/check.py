@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -13,7 +14,9 @@ from tent_core.cli.options import YAML, debug_option, json_option
 @click.command("check", short_help="Check a YAML configuration.")
 @click.argument("config", required=False, type=YAML)
 @click.option(
-    "--schema", is_flag=True, help="Print the JSON Schema of configurations, with the settings of installed transports."
+    "--schema",
+    is_flag=True,
+    help="Print the JSON Schema of configurations, with the settings of installed transports.",
 )
 @json_option
 @debug_option
@@ -31,7 +34,7 @@ def command(config: Path | None, schema: bool, as_json: bool) -> None:
       # yaml-language-server: $schema=tent.schema.json
 
     \b
-    With --json: {"valid": bool, "mistakes": [text, ...]}.
+    With --json: {"valid": bool, "mistakes": [{"line", "key", "found", "allowed", "nearest"}, ...]}.
     """
     from tent_core import config as settings
     from tent_core import plugins
@@ -45,15 +48,16 @@ def command(config: Path | None, schema: bool, as_json: bool) -> None:
         return
     if config is None:
         raise click.UsageError("which CONFIG? (or --schema)")
-    try:
-        found = settings.load(config, registry)
-    except ConfigError as error:
-        if not as_json:
-            raise
-        console.emit({"valid": False, "mistakes": list(error.mistakes)})
-        raise click.exceptions.Exit(1) from None
+    found = settings.check(config, registry)
     if as_json:
-        console.emit({"valid": True, "mistakes": []})
+        mistakes = [asdict(mistake) for mistake in found.mistakes]
+        console.emit({"valid": found.settings is not None, "mistakes": mistakes})
+    elif found.settings is not None:
+        entries = ", ".join(entry.name for entry in found.settings.policy)
+        console.say(
+            f"{config}: no mistakes. Policy: {entries}. `tent explain --config {config}` shows what it does."
+        )
     else:
-        entries = ", ".join(entry.name for entry in found.policy)
-        console.say(f"{config}: no mistakes. Policy: {entries}. `tent explain --config {config}` shows what it does.")
+        raise ConfigError([str(mistake) for mistake in found.mistakes], found.source)
+    if found.settings is None:
+        raise click.exceptions.Exit(1)

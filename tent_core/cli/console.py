@@ -42,8 +42,10 @@ def table(
     title: str | None = None,
     right: Sequence[str] = (),
 ) -> None:
-    """Print a table on stdout. Columns named in `right` are aligned right; `yes`, `no`, `ok`, `warn` and `bad` get a colour."""
-    shown = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    """Print a table on stdout. Columns named in `right` are aligned right; verdicts get a colour."""
+    shown = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False
+    )
     for name in columns:
         # Words may be folded, so that a long reason makes the table higher and not cut.
         shown.add_column(name, justify="right" if name in right else "left", overflow="fold")
@@ -54,7 +56,14 @@ def table(
 
 def facts(pairs: Iterable[tuple[str, object]], *, title: str | None = None) -> None:
     """Print names and values in two columns on stdout."""
-    shown = Table(box=None, show_header=False, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    shown = Table(
+        box=None,
+        show_header=False,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+    )
     shown.add_column(style="bold")
     shown.add_column(overflow="fold")
     for name, value in pairs:

@@ -1,4 +1,4 @@
-"""`tent explain`: which transports would carry a request, in which order, and why each other one would not."""
+"""`tent explain`: which transports would carry a request, in which order, and why others not."""
 
 from __future__ import annotations
 
@@ -25,17 +25,32 @@ ASSUMED = "assumed: a peer with the same transports, all of which start and offe
 @click.command("explain", short_help="Show which transport would carry a request, and why.")
 @click.argument("sizes", nargs=-1, type=SIZE, metavar="[SIZE]...")
 @config_option
-@click.option("--same-machine/--other-machine", default=True, show_default=True, help="Where the peer is.")
-@click.option("--local-memory", default="cpu:0", show_default=True, help="Location here, such as cpu:0 or cuda:1.")
+@click.option(
+    "--same-machine/--other-machine", default=True, show_default=True, help="Where the peer is."
+)
+@click.option(
+    "--local-memory",
+    default="cpu:0",
+    show_default=True,
+    help="Location here, such as cpu:0 or cuda:1.",
+)
 @click.option("--remote-memory", default="cpu:0", show_default=True, help="Location at the peer.")
 @click.option(
-    "--priority", type=click.Choice([p.name.lower() for p in Priority]), default="medium", show_default=True
+    "--priority",
+    type=click.Choice([p.name.lower() for p in Priority]),
+    default="medium",
+    show_default=True,
 )
 @click.option(
-    "--intent", type=click.Choice([i.name.lower() for i in Intent]), default="unspec", show_default=True
+    "--intent",
+    type=click.Choice([i.name.lower() for i in Intent]),
+    default="unspec",
+    show_default=True,
 )
 @click.option("--policy", metavar="ENTRY", help="The policy entry that the request names.")
-@click.option("--transport", metavar="NAME", help="The transport that the request hints at for its first try.")
+@click.option(
+    "--transport", metavar="NAME", help="The transport that the request hints at for its first try."
+)
 @json_option
 @debug_option
 def command(
@@ -50,11 +65,12 @@ def command(
     transport: str | None,
     as_json: bool,
 ) -> None:
-    """Show for requests of each SIZE which policy entry matches, which transports are candidates, in order, and
-    why each other one is none. Without a SIZE, for every range of sizes in which the answer is the same.
+    """Show which policy entry matches requests of each SIZE, and what follows.
 
-    No engine is started and no peer asked: the peer is assumed to have the same transports as are installed
-    here, and all of them to start and to offer both buffers.
+    That is: which transports are candidates, in order, and why each other one is none. Without a
+    SIZE, for every range of sizes in which the answer is the same. No engine is started and no
+    peer asked: the peer is assumed to have the same transports as are installed here, and all of
+    them to start and to offer both buffers.
 
     \b
     Examples:
@@ -87,7 +103,7 @@ def command(
 
 @dataclass(frozen=True)
 class Answer:
-    """What is selected for one size, or for sizes from `start` on and below `stop` (None: all larger ones)."""
+    """What is selected for one size, or for those from `start` on and below `stop` (None: all)."""
 
     selection: Selection
     size: int | None = None
@@ -102,14 +118,20 @@ class Answer:
         if self.size is not None:
             return f"requests of {format_size(self.size)}"
         if self.stop is None:
-            return "requests of any size" if self.start <= 1 else f"requests from {format_size(self.start)} on"
+            return (
+                "requests of any size"
+                if self.start <= 1
+                else f"requests from {format_size(self.start)} on"
+            )
         low = "requests" if self.start <= 1 else f"requests from {format_size(self.start)} on and"
         return f"{low} below {format_size(self.stop)}"
 
     def as_json(self) -> dict[str, Any]:
         """As the command prints it."""
         chosen = self.selection
-        where = {"from": self.start, "below": self.stop} if self.size is None else {"size": self.size}
+        where = (
+            {"from": self.start, "below": self.stop} if self.size is None else {"size": self.size}
+        )
         return {
             **where,
             "entry": chosen.entry.name if chosen.entry else None,

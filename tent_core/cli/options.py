@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,39 +13,42 @@ from tent_core.errors import TentError
 from tent_core.mistakes import NotAllowed
 from tent_core.units import parse_duration, parse_size
 
+if TYPE_CHECKING:
+    _IntType = click.ParamType[int]
+    _FloatType = click.ParamType[float]
+else:  # click before 8.3 has no type parameters here
+    _IntType = _FloatType = click.ParamType
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEBUG = "tent.debug"
 """Key in the root context's `meta`: whether errors show tracebacks."""
 
 
-class Size(click.ParamType):
+class Size(_IntType):
     """Bytes, as `4096`, `64KiB` or `2GiB`."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_size(_plain(value))
+            return parse_size(value)
         except NotAllowed as error:
             self.fail(f"found {value!r}; allowed: {error.allowed}", param, ctx)
 
 
-class Duration(click.ParamType):
+class Duration(_FloatType):
     """Seconds, as `5`, `5s` or `500ms`."""
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         try:
-            return parse_duration(_plain(value))
+            return parse_duration(value)
         except NotAllowed as error:
             self.fail(f"found {value!r}; allowed: {error.allowed}", param, ctx)
-
-
-def _plain(value: Any) -> Any:
-    """Text of digits alone counts in the base unit."""
-    return value
 
 
 SIZE = Size()
@@ -60,7 +64,11 @@ def debug_option(command: F) -> F:
             ctx.find_root().meta[DEBUG] = True
 
     return click.option(
-        "--debug", is_flag=True, expose_value=False, callback=remember, is_eager=True,
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=remember,
+        is_eager=True,
         help="Show the traceback of an error.",
     )(command)
 
@@ -75,16 +83,22 @@ def json_option(command: F) -> F:
 def config_option(command: F) -> F:
     """`--config`: the YAML of the engine."""
     return click.option(
-        "--config", "-c", type=YAML, help="YAML with transports and policy; without it, the defaults."
+        "--config",
+        "-c",
+        type=YAML,
+        help="YAML with transports and policy; without it, the defaults.",
     )(command)
 
 
 def engine_options(command: F) -> F:
     """The options that make an engine's configuration: --config, --transport, --listen, --advertise."""
     for option in (
-        click.option("--advertise", metavar="HOST", help="The host that peers are told to connect to."),
         click.option(
-            "--listen", metavar="HOST:PORT",
+            "--advertise", metavar="HOST", help="The host that peers are told to connect to."
+        ),
+        click.option(
+            "--listen",
+            metavar="HOST:PORT",
             help="Where the engine listens, such as 10.0.0.7:0 or [fd00::7]:7000; port 0 is any. "
             "Default: loopback, which only this host reaches.",
         ),
@@ -126,7 +140,7 @@ def engine_config(
 
 def progress_wanted() -> bool:
     """Whether stderr is a terminal, on which progress can be shown."""
-    return click.get_text_stream("stderr").isatty()
+    return sys.stderr.isatty()
 
 
 class Failure(click.ClickException):

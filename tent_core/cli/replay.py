@@ -36,15 +36,28 @@ ROLES = ("both", "prefill", "decode")
 
 
 @click.command("replay", short_help="Replay a trace of KV-cache traffic, every byte checked.")
-@click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Only the first N requests.")
-@click.option(
-    "--model", metavar="NAME", help="Whose KV cache it is; `--model list` shows the table. Default: Qwen2.5-0.5B."
+@click.argument(
+    "trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option("--bytes-per-token", type=SIZE, help="A KV cache of this size instead, such as 128KiB.")
-@click.option("--pool-size", type=SIZE, default="2GiB", show_default=True, help="KV pool of each process.")
 @click.option(
-    "--memory", type=click.Choice(["allocated", "registered"]), default="allocated", show_default=True,
+    "--requests", type=click.IntRange(min=1), metavar="N", help="Only the first N requests."
+)
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Whose KV cache it is; `--model list` shows the table. Default: Qwen2.5-0.5B.",
+)
+@click.option(
+    "--bytes-per-token", type=SIZE, help="A KV cache of this size instead, such as 128KiB."
+)
+@click.option(
+    "--pool-size", type=SIZE, default="2GiB", show_default=True, help="KV pool of each process."
+)
+@click.option(
+    "--memory",
+    type=click.Choice(["allocated", "registered"]),
+    default="allocated",
+    show_default=True,
     help="Whether the engine makes the pools, or the application registers its own.",
 )
 @engine_options
@@ -53,10 +66,15 @@ ROLES = ("both", "prefill", "decode")
     "--timeout", type=DURATION, default="60s", show_default=True, help="Bound of every single wait."
 )
 @click.option(
-    "--role", type=click.Choice(ROLES), default="both", show_default=True,
+    "--role",
+    type=click.Choice(ROLES),
+    default="both",
+    show_default=True,
     help="Play one side only, the other being elsewhere: see below.",
 )
-@click.option("--peer", metavar="HOST:PORT", help="With --role prefill: the segment name that decode printed.")
+@click.option(
+    "--peer", metavar="HOST:PORT", help="With --role prefill: the segment name that decode printed."
+)
 @json_option
 @debug_option
 def command(
@@ -78,11 +96,11 @@ def command(
 ) -> None:
     """Replay TRACE: a prefill and a decode process move its KV-cache blocks through TENT.
 
-    TRACE has one JSON request a line, as the traces that Mooncake published: timestamp (ms), input_length and
-    output_length (tokens), and hash_ids, one per 512-token block of the prompt. Decode has a paged pool, as a
-    serving engine does. For each request prefill sends the blocks that decode does not hold, each in pieces of
-    16 tokens to random pages, and notifies decode, which checks every byte. The exit status is 0 only if all of
-    them were right.
+    TRACE has one JSON request a line, as the traces that Mooncake published: timestamp (ms),
+    input_length and output_length (tokens), and hash_ids, one per 512-token block of the prompt.
+    Decode has a paged pool, as a serving engine does. For each request prefill sends the blocks
+    that decode does not hold, each in pieces of 16 tokens to random pages, and notifies decode,
+    which checks every byte. The exit status is 0 only if all of them were right.
 
     \b
     Examples:
@@ -97,9 +115,10 @@ def command(
       host B:  tent replay TRACE --role prefill --listen 10.0.0.2:0 --peer 10.0.0.1:7000
 
     \b
-    With --json, stdout gets one document with the keys requests, blocks_sent, blocks_reused, pieces, bytes,
-    seconds (of transfer), GBps, latency_ms (p50 and p99, of requests that sent something), transports (bytes
-    by name), verified, mismatches (pieces). --role decode prints {"segment": ...} first, when it is ready.
+    With --json, stdout gets one document with the keys requests, blocks_sent, blocks_reused,
+    pieces, bytes, seconds (of transfer), GBps, latency_ms (p50 and p99, of requests that sent
+    something), transports (bytes by name), verified, mismatches (pieces). --role decode prints
+    {"segment": ...} first, when it is ready.
     """
     from tent_core.replay.roles import PoolMemory, RoleOptions
 
@@ -130,9 +149,13 @@ def _check_usage(
     if model is not None and bytes_per_token is not None:
         raise click.UsageError("--model and --bytes-per-token say the same thing; give one of them")
     if role != "decode" and trace is None:
-        raise click.UsageError("which TRACE? One that ships with TENT is examples/traces/small.jsonl")
+        raise click.UsageError(
+            "which TRACE? One that ships with TENT is examples/traces/small.jsonl"
+        )
     if role == "prefill" and peer is None:
-        raise click.UsageError("--role prefill needs --peer: the segment name that --role decode printed")
+        raise click.UsageError(
+            "--role prefill needs --peer: the segment name that --role decode printed"
+        )
     if role != "prefill" and peer is not None:
         raise click.UsageError("--peer goes with --role prefill")
 
@@ -161,14 +184,36 @@ def _show_models(as_json: bool) -> None:
         (g.model, g.layers, g.parts, g.token_bytes, g.bytes_per_token, g.piece_bytes, g.block_bytes)
         for g in MODELS.values()
     ]
-    columns = ("model", "layers", "parts", "token_bytes", "bytes_per_token", "piece_bytes", "block_bytes")
+    columns = (
+        "model",
+        "layers",
+        "parts",
+        "token_bytes",
+        "bytes_per_token",
+        "piece_bytes",
+        "block_bytes",
+    )
     if as_json:
         console.emit([dict(zip(columns, row, strict=True)) for row in rows])
     else:
         console.table(
-            ("model", "layers", "arrays a layer", "a token", "a piece (16 tokens)", "a block (512)"),
+            (
+                "model",
+                "layers",
+                "arrays a layer",
+                "a token",
+                "a piece (16 tokens)",
+                "a block (512)",
+            ),
             [
-                (name, layers, parts, console.rounded(token), console.rounded(piece), console.rounded(block))
+                (
+                    name,
+                    layers,
+                    parts,
+                    console.rounded(token),
+                    console.rounded(piece),
+                    console.rounded(block),
+                )
                 for name, layers, parts, _, token, piece, block in rows
             ],
             right=("layers", "arrays a layer", "a token", "a piece (16 tokens)", "a block (512)"),
@@ -220,7 +265,9 @@ def _prefill(
 
     with _progress(len(requests)) as advance:
         if peer is None:
-            report = replay(options, geometry, requests, lambda p: advance(p.requests, p.bytes, p.seconds))
+            report = replay(
+                options, geometry, requests, lambda p: advance(p.requests, p.bytes, p.seconds)
+            )
         else:
             report = run_prefill(
                 options, geometry, requests, peer, lambda t: advance(t.requests, t.bytes, t.seconds)
@@ -235,11 +282,23 @@ def _prefill(
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int, int, float], None]]:
     """A bar on stderr if that is a terminal; yields what to call with requests, bytes and seconds so far."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     bar = Progress(
-        TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(), console=console.stderr(), transient=True, disable=not progress_wanted(),
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console.stderr(),
+        transient=True,
+        disable=not progress_wanted(),
     )
     with bar:
         task = bar.add_task("", total=total, rate="")
@@ -259,14 +318,20 @@ def _show(report: Report, geometry: Geometry, name: str) -> None:
     console.facts(
         [
             ("requests", f"{report.requests:,} of {name}"),
-            ("KV cache", f"{geometry.model}: {console.rounded(geometry.block_bytes)} a block, "
-                         f"pieces of {console.rounded(geometry.piece_bytes)}"),
+            (
+                "KV cache",
+                f"{geometry.model}: {console.rounded(geometry.block_bytes)} a block, "
+                f"pieces of {console.rounded(geometry.piece_bytes)}",
+            ),
             ("blocks sent", f"{report.blocks_sent:,}, and {report.blocks_reused:,} held already"),
             ("pieces", f"{report.pieces:,}"),
             ("bytes", f"{report.bytes:,} ({console.rounded(report.bytes)})"),
             *carried,
             ("transfer", f"{report.seconds:.3f} s, {report.gigabytes_per_second:.2f} GB/s"),
-            ("latency", f"p50 {report.latency_p50_ms:.2f} ms, p99 {report.latency_p99_ms:.2f} ms a request"),
+            (
+                "latency",
+                f"p50 {report.latency_p50_ms:.2f} ms, p99 {report.latency_p99_ms:.2f} ms a request",
+            ),
             ("verified", "yes" if report.verified else "no"),
             ("mismatches", f"{report.mismatches:,}"),
         ]
@@ -275,5 +340,7 @@ def _show(report: Report, geometry: Geometry, name: str) -> None:
 
 def _exit_if_wrong(verified: bool, mismatches: int, first: str) -> None:
     if not verified:
-        console.note(f"tent: {mismatches} pieces do not hold what was sent; the first: {first or 'not known'}")
+        console.note(
+            f"tent: {mismatches} pieces do not hold what was sent; the first: {first or 'not known'}"
+        )
         raise click.exceptions.Exit(1)

@@ -19,11 +19,17 @@ _POLL_S = 0.25
 @click.option("--name", default="span", show_default=True, help="Name of the buffer.")
 @click.option("--size", type=SIZE, default="256MiB", show_default=True, help="Size of the buffer.")
 @click.option(
-    "--memory", type=click.Choice(["allocated", "registered"]), default="allocated", show_default=True,
+    "--memory",
+    type=click.Choice(["allocated", "registered"]),
+    default="allocated",
+    show_default=True,
     help="Memory that the engine makes and peers can map, or memory of the application's own.",
 )
 @click.option(
-    "--permission", type=click.Choice(PERMISSIONS), default=PERMISSIONS[0], show_default=True,
+    "--permission",
+    type=click.Choice(PERMISSIONS),
+    default=PERMISSIONS[0],
+    show_default=True,
     help="What others may do with it.",
 )
 @engine_options
@@ -74,7 +80,12 @@ def command(
         transports = sorted(engine.descriptor.transports)
         if as_json:
             console.emit(
-                {"segment": engine.segment_name, "buffer": name, "size": buffer.length, "transports": transports}
+                {
+                    "segment": engine.segment_name,
+                    "buffer": name,
+                    "size": buffer.length,
+                    "transports": transports,
+                }
             )
         else:
             console.say(f"segment     {engine.segment_name}")
@@ -87,6 +98,10 @@ def command(
             except WaitTimeout:
                 continue
             if as_json:
-                console.emit({"sender": note.sender.name, "name": note.name, "bytes": len(note.payload)})
+                console.emit(
+                    {"sender": note.sender.name, "name": note.name, "bytes": len(note.payload)}
+                )
             else:
-                console.say(f"notified    {note.name!r} by {note.sender.name}, {len(note.payload)} bytes")
+                console.say(
+                    f"notified    {note.name!r} by {note.sender.name}, {len(note.payload)} bytes"
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,10 @@ class Decode:
             view.scrub(placement.pages[placement.fresh])
             grant = Message(
                 "grant",
-                arrays={"fresh": placement.fresh, "pages": placement.pages[placement.fresh].reshape(-1)},
+                arrays={
+                    "fresh": placement.fresh,
+                    "pages": placement.pages[placement.fresh].reshape(-1),
+                },
             )
             send(segment, grant, self._timeout)
             _expected(self._next(sender, "the blocks of a request"), "complete")
@@ -126,13 +129,18 @@ def _geometry(hello: Message) -> Geometry:
     fields = hello.fields
     if fields.get("version") != VERSION:
         raise ReplayError(
-            f"prefill speaks version {fields.get('version')} of the replay's messages, decode version {VERSION}: "
-            "install the same version of tent-core on both sides"
+            f"prefill speaks version {fields.get('version')} of the replay's messages, decode "
+            f"version {VERSION}: install the same version of tent-core on both sides"
         )
-    sizes = [fields.get(name) for name in ("layers", "token_bytes", "parts")]
-    if not all(isinstance(size, int) and 0 < size < 1 << 32 for size in sizes):
-        raise ReplayError(f"a hello without a geometry: {dict(fields)}")
-    return Geometry(str(fields.get("model")), *sizes)
+    layers, token_bytes, parts = (_size(fields, k) for k in ("layers", "token_bytes", "parts"))
+    return Geometry(str(fields.get("model")), layers, token_bytes, parts)
+
+
+def _size(fields: Mapping[str, Any], key: str) -> int:
+    value = fields.get(key)
+    if not isinstance(value, int) or not 0 < value < 1 << 32:
+        raise ReplayError(f"a hello without a geometry: {key} is {value!r}")
+    return value
 
 
 def _acquire(pool: PagedPool, geometry: Geometry, want: Message) -> Placement:
@@ -148,7 +156,9 @@ def _expected(message: Message, kind: str) -> Message:
     return message
 
 
-def _add(received: Received, geometry: Geometry, placement: Placement, verdict: Verdict) -> Received:
+def _add(
+    received: Received, geometry: Geometry, placement: Placement, verdict: Verdict
+) -> Received:
     fresh = int(placement.fresh.sum())
     return Received(
         requests=received.requests + 1,

@@ -69,11 +69,12 @@ class Geometry:
         return PAGES_PER_BLOCK * self.planes
 
     def pages_in(self, pool_bytes: int) -> int:
-        """How many pages fit into a pool of that many bytes. Raises PoolTooSmall if not even one block does."""
+        """How many pages fit into that many bytes. Raises PoolTooSmall if not even a block does."""
         pages = pool_bytes // self.page_bytes
         if pages < PAGES_PER_BLOCK:
             raise PoolTooSmall(
-                f"a pool of {format_size(pool_bytes)} holds no block of {self.model}: one is {format_size(self.block_bytes)}"
+                f"a pool of {format_size(pool_bytes)} holds no block of {self.model}: "
+                f"one is {format_size(self.block_bytes)}; give a larger --pool-size"
             )
         return pages
 
@@ -81,8 +82,8 @@ class Geometry:
         """Raise PoolTooSmall, with the size that would do, unless `blocks` fit into the pool at once."""
         if blocks * PAGES_PER_BLOCK > pool_bytes // self.page_bytes:
             raise PoolTooSmall(
-                f"{what} has {blocks} blocks of {format_size(self.block_bytes)} ({self.model}); the pool has "
-                f"{format_size(pool_bytes)}, and needs at least {format_size(blocks * self.block_bytes)}: give --pool-size "
+                f"{what} has {blocks} blocks of {format_size(self.block_bytes)} ({self.model}), and "
+                f"the pool only {format_size(pool_bytes)}: it needs --pool-size "
                 f"{-(-blocks * self.block_bytes >> 20)}MiB or more"
             )
 
@@ -131,11 +132,14 @@ _MOST_LAYERS = 32
 
 
 def of_bytes_per_token(size: int) -> Geometry:
-    """A geometry with that many bytes per token: K and V over as many layers, at most 32, as divide it evenly.
+    """A geometry of that many bytes per token: K and V over the most layers, up to 32, that divide it.
 
-    So 128 KiB is 32 layers with pieces of 32 KiB, as Llama-3.1-8B has. Raises ReplayError for an odd size.
+    So 128 KiB is 32 layers with pieces of 32 KiB, as Llama-3.1-8B has. Raises ReplayError for an
+    odd size.
     """
     if size <= 0 or size % 2:
-        raise ReplayError(f"{size} bytes per token cannot be K and V alike: give a positive, even number")
+        raise ReplayError(
+            f"{size} bytes per token cannot be K and V alike: give a positive, even number"
+        )
     layers = next(n for n in range(_MOST_LAYERS, 0, -1) if size % (2 * n) == 0)
     return Geometry(f"{format_size(size)} a token", layers, size // (2 * layers))

@@ -6,7 +6,7 @@
     bye                    nothing more will come
     refused                the answer to anything that cannot be done, with the reason
 
-A notification carries up to 64 KiB, so a message travels in parts, in order, as notifications from one sender do.
+A notification carries up to 64 KiB, so a message travels in parts, and notifications keep their order.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class Mailbox:
         while self._alive():
             left = _POLL_S if end is None else min(_POLL_S, end - time.monotonic())
             if left <= 0:
-                raise ReplayError(f"waited {timeout:g} s for {what}, and nothing came: is the other side still running?")
+                raise ReplayError(
+                    f"waited {timeout:g} s for {what}, and nothing came: is the other side still running?"
+                )
             try:
                 note = self._engine.next_notification(left)
             except WaitTimeout:

@@ -1,9 +1,9 @@
-"""What the pages of a block hold: bytes that follow from the block's hash, so that a receiver can check them all.
+"""What pages hold: bytes that follow from the block's hash, so that a receiver can check them all.
 
-Every piece has a key of 64 bits, mixed from the block's hash, the page's place in the block and the plane; word
-i of the piece is that key XOR word i of one random sequence. So two pieces differ in every word, and a piece
-that is shifted, mixed up or left over from another block is found. Filling and checking go at the speed of
-memory, in chunks that stay in the cache.
+Every piece has a key of 64 bits, mixed from the block's hash, the page's place in the block and the
+plane; word i of the piece is that key XOR word i of one random sequence. So two pieces differ in
+every word, and a piece that is shifted, mixed up or left over from another block is found. Filling
+and checking go at the speed of memory, in chunks that stay in the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from tent_core.replay.geometry import PAGES_PER_BLOCK, Geometry, Pages
 
-_CHUNK_BYTES = 256 << 10  # measured: from 64 KiB to 1 MiB alike, below slower for the calls, above for the cache
+_CHUNK_BYTES = (
+    256 << 10
+)  # measured: from 64 KiB to 1 MiB alike, below slower for the calls, above for the cache
 
 Words = NDArray[np.uint64]
 
@@ -50,7 +52,7 @@ class Verdict:
 
 
 class PoolView:
-    """A pool's memory seen as planes of pages of words. Holds a numpy view of `memory`, uint8 of any length."""
+    """A pool's memory, uint8 of any length, seen as planes of pages of words. For one thread."""
 
     def __init__(self, memory: NDArray[np.uint8], geometry: Geometry) -> None:
         self.geometry = geometry
@@ -128,7 +130,7 @@ def _page_keys(hashes: NDArray[np.uint64]) -> Words:
 
 
 def _mix(words: Words) -> Words:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that spreads every bit."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that mixes well."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

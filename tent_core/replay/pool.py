@@ -1,4 +1,4 @@
-"""Which block lies on which pages of a paged pool: free pages, and least recently used blocks that make room."""
+"""Which block lies on which pages: free pages, and least recently used blocks that make room."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class PagedPool:
         return Placement(tuple(hashes), table, fresh, evicted)
 
     def release(self, placement: Placement, keep: bool = True) -> None:
-        """Unpin what `acquire` pinned. Without `keep` its fresh blocks, which never arrived, are forgotten."""
+        """Unpin what `acquire` pinned. Without `keep`, forget its fresh blocks: they never arrived."""
         for block, fresh in zip(placement.hashes, placement.fresh, strict=True):
             held = self._blocks[block]
             held.pins -= 1

@@ -82,7 +82,9 @@ class Prefill:
             "parts": geometry.parts,
         }
         send(segment, Message("hello", hello), self._timeout)
-        welcome = self._answer(segment, "welcome", "decode's answer (it may be busy with another replay)")
+        welcome = self._answer(
+            segment, "welcome", "decode's answer (it may be busy with another replay)"
+        )
         return segment.buffer(str(welcome.fields["buffer"])), int(welcome.fields["pages"])
 
     def _replay(
@@ -126,9 +128,7 @@ class Prefill:
         there = geometry.offsets(pages, target_pages)
         length = np.uint64(geometry.piece_bytes)
         began = time.perf_counter()
-        batch = segment.write_many(
-            self._buffer, here, target, there, length, timeout=self._timeout
-        )
+        batch = segment.write_many(self._buffer, here, target, there, length, timeout=self._timeout)
         written = time.perf_counter()
         send(segment, Message("complete"), self._timeout)
         told = time.perf_counter()
@@ -146,4 +146,6 @@ class Prefill:
 def check_requests(requests: Sequence[TraceRequest], geometry: Geometry, pool_bytes: int) -> None:
     """Raise PoolTooSmall, with the size that all of them need, if one does not fit into such a pool."""
     largest = max(range(len(requests)), key=lambda index: len(requests[index].hashes))
-    geometry.check_fits(len(requests[largest].hashes), pool_bytes, f"request {largest} of the trace")
+    geometry.check_fits(
+        len(requests[largest].hashes), pool_bytes, f"request {largest} of the trace"
+    )

@@ -32,7 +32,7 @@ class PoolMemory(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """What both roles need. `config` is what `Engine` takes; `timeout` bounds each single wait, in seconds."""
+    """What both roles need. `config` is what `Engine` takes; `timeout` bounds each wait, in seconds."""
 
     pool_bytes: int
     config: Mapping[str, Any] | None = None
@@ -47,7 +47,7 @@ def run_decode(
     progress: Callable[[Received], None] = lambda received: None,
     alive: Callable[[], bool] = lambda: True,
 ) -> Received:
-    """Serve one prefill process; `ready` is told the segment name to connect to. Raises TentError, Stopped."""
+    """Serve one prefill process; `ready` is told the segment name. Raises TentError, Stopped."""
     with _engine_with_pool(options) as (engine, buffer):
         decode = Decode(engine, buffer, seed=options.seed, timeout=options.timeout, alive=alive)
         ready(engine.segment_name)

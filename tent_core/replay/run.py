@@ -57,8 +57,8 @@ def replay(
                     received = event.value
     if (received.pieces, received.mismatches) != (report.pieces, report.mismatches):
         raise ReplayError(
-            f"prefill and decode do not agree: {report.pieces} pieces sent with {report.mismatches} mismatches, "
-            f"{received.pieces} received with {received.mismatches}"
+            f"prefill and decode do not agree: {report.pieces} pieces sent with {report.mismatches} "
+            f"mismatches, {received.pieces} received with {received.mismatches}"
         )
     return report
 
@@ -72,8 +72,8 @@ def check_memory(
     available = _available_bytes()
     if available is not None and needed > available:
         raise ReplayError(
-            f"two pools of {format_size(needed // 2)} need more memory than the {available >> 20} MiB that this "
-            "machine has available: give a smaller --pool-size, fewer --requests or a smaller --model"
+            f"two pools of {format_size(needed // 2)} need more memory than the {available >> 20} MiB that "
+            "this machine has: give a smaller --pool-size, fewer --requests or a smaller --model"
         )
 
 
@@ -81,7 +81,9 @@ def _available_bytes() -> int | None:
     """MemAvailable of /proc/meminfo, or None where it cannot be read."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+            return next(
+                int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")
+            )
     except (OSError, StopIteration, ValueError, IndexError):
         return None
 
