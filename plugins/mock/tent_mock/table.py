@@ -91,12 +91,8 @@ class Table:
             )
         mine = rows[ids == number]
         start, length = np.uint64(buffer.address), np.uint64(buffer.length)
-        offset = (
-            mine[:, 0] - start
-        )  # wraps far beyond every length where the row starts before the buffer
-        if not bool(
-            np.all((offset <= length) & (mine[:, 1] <= length - np.minimum(offset, length)))
-        ):
+        offset = mine[:, 0] - start  # wraps far beyond every length where the row starts before it
+        if np.any(mine[:, 1] > length - np.minimum(offset, length)):
             raise TransportError(
                 f"a request leaves buffer {buffer.name!r} of {buffer.length} bytes"
             )
