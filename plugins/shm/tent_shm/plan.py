@@ -1,0 +1,212 @@
+"""How the requests of one submission move: over which mappings and calls, and which of them cannot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tent_core.descriptor import BufferDescriptor, SegmentDescriptor
+from tent_core.errors import PermissionDenied, TentError
+from tent_core.inflight import InFlight
+from tent_core.types import Opcode, Permission
+from tent_core.work import Iovecs, Requests
+from tent_shm.mapping import Mapping
+from tent_shm.stream import Stream
+
+PIECE_BYTES = 4096
+"""What a block costs beside its bytes, in bytes of copying: about 0.3 microseconds (README.md)."""
+
+DIRECT_BYTES = 4 << 20
+"""Blocks of this mean size go one by one by memmove, twice as fast as by the kernel (README.md)."""
+
+
+@dataclass(eq=False)
+class Target:
+    """A buffer of the peer, ready to be read and written: mapped here, or (None) in its owner's memory.
+
+    `marks` counts the submissions that use it; `gone` says why it may be used no more, once it may not.
+    """
+
+    buffer: BufferDescriptor
+    mapping: Mapping | None
+    marks: InFlight = field(default_factory=InFlight)
+    gone: Exception | None = None
+
+    @property
+    def offset(self) -> int:
+        """What to add to an address of its owner, modulo 2^64, to get where those bytes are mapped here."""
+        if self.mapping is None:
+            return 0
+        return (self.mapping.address - self.buffer.address) % (1 << 64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refusal:
+    """Rows (None: all) that cannot be moved, and why."""
+
+    rows: NDArray[np.intp] | None
+    cause: Exception
+
+
+@dataclass(eq=False)
+class Plan:
+    """What a submission uses and does. It never changes: a prepared transfer keeps it for its next post.
+
+    `segment` is the snapshot that it was made for. `quick`, there if that takes less than about ten
+    microseconds, moves everything at once, keeps the GIL, and answers `quick_answer` if all has moved.
+    """
+
+    requests: Requests
+    segment: SegmentDescriptor
+    targets: tuple[Target, ...]
+    streams: tuple[Stream, ...]
+    refusals: tuple[Refusal, ...]
+    weight: int
+    quick: Callable[[], int | None] | None = None
+    quick_answer: int | None = None
+
+    @property
+    def marks(self) -> Iterator[InFlight]:
+        """Where a submission marks itself."""
+        return (target.marks for target in self.targets)
+
+    @property
+    def gone(self) -> Exception | None:
+        """Why one of the buffers may be used no more, if so."""
+        for target in self.targets:
+            if target.gone is not None:
+                return target.gone
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What works in this process and to this peer: the ways to move bytes that a plan may choose from.
+
+    `keeper` is the thread that names the owner's memory; `vectors` whether process_vm_readv(2) may be called
+    on our own memory; `steady` whether a local buffer can be touched without a fault (memory of `allocate`);
+    `quick_weight` up to which weight a submission keeps the GIL.
+    """
+
+    keeper: int
+    vectors: bool
+    steady: Callable[[int], bool]
+    quick_weight: int
+
+
+def weight(n: int, total: int) -> int:
+    """How long n blocks of `total` bytes take, in bytes."""
+    return total + n * PIECE_BYTES
+
+
+def make(
+    requests: Requests, segment: SegmentDescriptor, target: Callable[[int], Target], ways: Ways
+) -> Plan:
+    """Plan `requests`. `target` answers the Target of a buffer id of the peer, or raises TentError."""
+    targets: dict[int, Target] = {}
+    causes: dict[int, Exception] = {}
+    for number in requests.remote_used:
+        try:
+            targets[number] = _permitted(requests.opcode, target(number))
+        except TentError as error:
+            causes[number] = error
+    if len(requests.remote_used) == 1:
+        streams = [
+            _stream(requests, t, None, _moved_by(requests.remote, t.offset), ways)
+            for t in targets.values()
+        ]
+        refusals = [Refusal(None, cause) for cause in causes.values()]
+    else:
+        streams, refusals = _sorted_out(requests, targets, causes, ways)
+    plan = Plan(
+        requests,
+        segment,
+        tuple(targets.values()),
+        tuple(streams),
+        tuple(refusals),
+        weight(len(requests), requests.total),
+    )
+    if len(streams) == 1 and not refusals and plan.weight <= ways.quick_weight:
+        (stream,) = streams
+        if not stream.direct or len(requests) == 1:
+            plan.quick = stream.whole(keep_gil=True)
+            plan.quick_answer = None if stream.direct else stream.total
+    return plan
+
+
+def _permitted(opcode: Opcode, target: Target) -> Target:
+    # The core has checked this. Here it keeps a write away from a mapping that is read-only: a fault.
+    if opcode is Opcode.WRITE and target.buffer.permission is not Permission.GLOBAL_READ_WRITE:
+        raise PermissionDenied(
+            f"the peer's buffer {target.buffer.name!r} is {target.buffer.permission.name}: not to be written"
+        )
+    return target
+
+
+def _moved_by(remote: Iovecs, offset: int | NDArray[np.uint64]) -> Iovecs:
+    if isinstance(offset, int) and offset == 0:
+        return remote
+    moved = remote.copy()
+    moved[:, 0] += np.uint64(offset) if isinstance(offset, int) else offset
+    return moved
+
+
+def _stream(
+    requests: Requests, target: Target, rows: NDArray[np.intp] | None, remote: Iovecs, ways: Ways
+) -> Stream:
+    """The stream of the rows (None: all) whose buffers are reached as `target` is; `remote` is all rows'."""
+    local = requests.local
+    total = requests.total
+    if rows is not None:
+        local, remote = local[rows], remote[rows]
+        total = int(local[:, 1].sum())
+    mapped = target.mapping is not None
+    direct = mapped and _direct(len(local), total, requests.local_used, ways)
+    pid = os.getpid() if mapped else ways.keeper
+    return Stream(requests.opcode, local, remote, total, rows, pid, direct)
+
+
+def _direct(n: int, total: int, local_used: Sequence[int], ways: Ways) -> bool:
+    """Whether memmove shall move the blocks between memory that is mapped here.
+
+    For a single block and for large ones: it is faster. Many small ones go by one call into the kernel,
+    which is a memcpy of a vector there: no Python object per block, and one release of the GIL. And
+    memory of which we do not know that it stays as it is (a mapped file may be truncated) is left to the
+    kernel, which answers EFAULT where memmove would end the process.
+    """
+    if not ways.vectors:
+        return True
+    if n > 1 and total < n * DIRECT_BYTES:
+        return False
+    return all(ways.steady(number) for number in local_used)
+
+
+def _sorted_out(
+    requests: Requests, targets: dict[int, Target], causes: dict[int, Exception], ways: Ways
+) -> tuple[list[Stream], list[Refusal]]:
+    """Streams and refusals of requests to several buffers, by table look-ups over the column of their ids."""
+    size = max(requests.remote_used) + 1
+    kinds = np.zeros(size, np.int32)
+    offsets = np.zeros(size, np.uint64)
+    leaders: dict[int, Target] = {}
+    for number, target in targets.items():
+        kinds[number] = target.mapping is not None
+        offsets[number] = target.offset
+        leaders[int(kinds[number])] = target
+    refused = {2 + i: cause for i, cause in enumerate(causes.values())}
+    for i, number in enumerate(causes):
+        kinds[number] = 2 + i
+    remote = _moved_by(requests.remote, offsets[requests.remote_ids])
+    if len(leaders) == 1 and not causes:
+        return [_stream(requests, t, None, remote, ways) for t in leaders.values()], []
+    of_rows = kinds[requests.remote_ids]
+    streams = [
+        _stream(requests, target, np.flatnonzero(of_rows == kind), remote, ways)
+        for kind, target in leaders.items()
+    ]
+    refusals = [Refusal(np.flatnonzero(of_rows == kind), cause) for kind, cause in refused.items()]
+    return streams, refusals
