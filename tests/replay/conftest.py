@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,7 @@ class FakeBatch:
 
 @dataclass
 class FakeSegment:
-    """Copies bytes row by row; `spoil` may change what has been written."""
+    """Copies bytes row by row, unless the owner is `deaf`; its `spoil` may change what has been written."""
 
     sender: FakeEngine
     owner: FakeEngine
@@ -58,7 +57,10 @@ class FakeSegment:
         timeout: float,
     ) -> FakeBatch:
         size = int(length)
+        self.sender.sent(here, there)
         for source, target in zip(here.tolist(), there.tolist(), strict=True):
+            if self.owner.deaf:
+                break
             remote.array[target : target + size] = local.array[source : source + size]
         self.owner.spoil(remote.array, there, size)
         return FakeBatch(size * len(here))
@@ -76,6 +78,7 @@ class FakeEngine:
     engines: dict[str, FakeEngine]
     buffers: dict[str, FakeBuffer] = field(default_factory=dict)
     notes: queue.Queue[Notification] = field(default_factory=queue.Queue)
+    deaf: bool = False
 
     def allocate(self, size: int, *, name: str) -> FakeBuffer:
         self.buffers[name] = FakeBuffer(name, np.zeros(size, np.uint8))
@@ -92,14 +95,17 @@ class FakeEngine:
         except queue.Empty:
             raise WaitTimeout("nothing came") from None
 
+    def sent(self, here: Any, there: Any) -> None:
+        """Called with the offsets of every write of this engine."""
+
     def spoil(self, memory: Any, offsets: Any, length: int) -> None:
         """Called after every write into this engine's memory."""
 
 
 @pytest.fixture
-def engines() -> Iterator[tuple[FakeEngine, FakeEngine]]:
+def engines() -> tuple[FakeEngine, FakeEngine]:
     """A prefill and a decode engine that know each other."""
     known: dict[str, FakeEngine] = {}
     for name in ("prefill:1", "decode:2"):
         known[name] = FakeEngine(PeerKey(name, name.encode()), known)
-    yield known["prefill:1"], known["decode:2"]
+    return known["prefill:1"], known["decode:2"]

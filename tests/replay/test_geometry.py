@@ -56,7 +56,7 @@ def test_a_pool_that_holds_no_block_says_how_large_one_is() -> None:
 def test_a_request_that_does_not_fit_says_which_pool_would_do() -> None:
     geometry = MODELS["Qwen2.5-0.5B"]
     geometry.check_fits(10, 60 << 20, "request 3")
-    with pytest.raises(PoolTooSmall, match="request 3 has 11 blocks .* --pool-size 66MiB or more"):
+    with pytest.raises(PoolTooSmall, match=r"request 3 has 11 blocks .* --pool-size 66MiB or more"):
         geometry.check_fits(11, 60 << 20, "request 3")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -64,10 +65,8 @@ def test_a_message_comes_out_as_it_went_in(text: str, size: int, value: int) -> 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_message_or_an_error_of_ours(body: bytes) -> None:
     for read in (decode, Assembler().add):
-        try:
+        with contextlib.suppress(ReplayError):
             read(body)
-        except ReplayError:
-            continue
 
 
 @given(st.data())
@@ -75,14 +74,12 @@ def test_a_damaged_message_is_a_message_or_an_error_of_ours(data: st.DataObject)
     (part,) = encode(Message("want", {"request": 1}, {"hashes": np.arange(4)}))
     at = data.draw(st.integers(0, len(part) - 1))
     damaged = part[:at] + bytes([data.draw(st.integers(0, 255))]) + part[at + 1 :]
-    try:
+    with contextlib.suppress(ReplayError):
         Assembler().add(damaged)
-    except ReplayError:
-        pass
 
 
 def test_parts_out_of_order_are_refused() -> None:
-    first, second = encode(Message("want", {}, {"hashes": np.arange(9000)}))
+    _, second = encode(Message("want", {}, {"hashes": np.arange(9000)}))
     with pytest.raises(ReplayError, match="part 1 of 2 came where part 0 was due"):
         Assembler().add(second)
 
