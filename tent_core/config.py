@@ -313,6 +313,8 @@ def _mistakes(
     for detail in error.errors(include_url=False, include_input=False):
         loc: Path = detail["loc"]
         path = _path(document, prefix, loc, detail["type"])
+        if detail["type"] == "too_short" and len(document.get(path)) >= detail["ctx"]["min_length"]:
+            continue  # pydantic counts only items without mistakes
         by_path.setdefault(path, []).append(_mistake(detail, model, document, path, loc))
     for mistakes in by_path.values():
         first = mistakes[0]

@@ -85,14 +85,7 @@ class Registry:
     @classmethod
     def of(cls, *plugins: TransportDeclaration | object) -> Registry:
         """A registry of transports that need not be installed: declarations, or objects with hooks."""
-        offers = []
-        for plugin in plugins:
-            holder = _Declared(plugin) if isinstance(plugin, TransportDeclaration) else plugin
-            name = _declaration(_checked_hooks(holder)).name
-            offers.append(
-                Offer(name, f"{name} (given directly)", "", "", lambda holder=holder: holder)
-            )  # type: ignore[misc]
-        return cls(offers)
+        return cls([_given(plugin) for plugin in plugins])
 
     def names(self) -> tuple[str, ...]:
         """The names of all transports that are offered, sorted."""
@@ -184,6 +177,13 @@ class _Declared:
     @hookspecs.hookimpl
     def tent_transport(self) -> TransportDeclaration:
         return self.declaration
+
+
+def _given(plugin: object) -> Offer:
+    """What a program hands over instead of installing it."""
+    holder = _Declared(plugin) if isinstance(plugin, TransportDeclaration) else plugin
+    name = _declaration(_checked_hooks(holder)).name
+    return Offer(name, f"{name} (given directly)", "", "", lambda: holder)
 
 
 def _manager() -> pluggy.PluginManager:

@@ -90,11 +90,11 @@ def format_duration(seconds: float) -> str:
 def _amount(value: object, units: Mapping[str, Decimal], unit: str, allowed: str) -> Decimal:
     """The value in base units (bytes, seconds), exactly as it was written."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        text = (
-            f"{Decimal(repr(value)):f}" if abs(value) <= LARGEST_SIZE else ""
-        )  # nan is not <= anything
-    else:
-        text = value.strip() if isinstance(value, str) else ""
+        if 0 <= value <= 1e20:  # and no NaN
+            exact = Decimal(value if isinstance(value, int) else repr(float(value)))
+            return exact * units[unit]
+        raise NotAllowed(allowed)
+    text = value.strip() if isinstance(value, str) else ""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise NotAllowed(allowed)
