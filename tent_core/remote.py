@@ -262,8 +262,8 @@ class Segment:
     def notify(self, name: str, payload: bytes = b"", timeout: float | None = None) -> None:
         """Send the peer's application a notification: delivered once, in the order of the calls.
 
-        Name and payload together are at most 64 KiB less a header. Raises TransportError when the peer's
-        queue stays full, or the peer is gone, until `timeout` (default: `notifications.timeout_s`).
+        Name and payload together are at most 64 KiB less a header. Raises WaitTimeout when the peer's
+        queue stays full for `timeout` seconds (default: `notifications.timeout_s`), PeerDeparted.
         """
         self._check_open()
         self._peer.check_alive()

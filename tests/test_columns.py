@@ -47,7 +47,15 @@ def test_a_range_that_ends_at_the_end_of_the_buffer_is_inside() -> None:
 
 @pytest.mark.parametrize(
     ("offset", "length"),
-    [(0, 1001), (999, 2), (1000, 1), (1001, 1), (2**64 - 1, 1), (2**64 - 1, 2**64 - 1), (1, 2**64 - 1)],
+    [
+        (0, 1001),
+        (999, 2),
+        (1000, 1),
+        (1001, 1),
+        (2**64 - 1, 1),
+        (2**64 - 1, 2**64 - 1),
+        (1, 2**64 - 1),
+    ],
 )
 def test_a_range_outside_the_buffer_or_one_that_overflows_names_request_and_buffer(
     offset: int, length: int
@@ -83,7 +91,11 @@ def test_a_sequence_of_buffers_needs_an_index_that_stays_inside_it() -> None:
     st.lists(
         st.tuples(
             st.integers(0, 2),
-            st.one_of(st.integers(0, 40), st.integers(2**64 - 40, 2**64 - 1), st.integers(2**53 - 2, 2**53 + 2)),
+            st.one_of(
+                st.integers(0, 40),
+                st.integers(2**64 - 40, 2**64 - 1),
+                st.integers(2**53 - 2, 2**53 + 2),
+            ),
             st.one_of(st.integers(1, 40), st.integers(2**64 - 40, 2**64 - 1)),
         ),
         min_size=1,

@@ -23,7 +23,9 @@ from tent_core.work import Work
 HOST = HostIdentity("boot", 1, 2, 3)
 
 
-def buffer(number: int, generation: int = 1, state: BufferState = BufferState.LIVE) -> BufferDescriptor:
+def buffer(
+    number: int, generation: int = 1, state: BufferState = BufferState.LIVE
+) -> BufferDescriptor:
     attributes = MappingProxyType({"fake": Attribute(1001, "fake", b"")})
     return BufferDescriptor(
         number, generation, f"b{number}", 4096 * (number + 1), 4096, "cpu:0",
@@ -52,7 +54,9 @@ class FakeConnection:
 
     def wait_for(self, *versions: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.acknowledged == list(versions), 5), self.acknowledged
+            assert self.changed.wait_for(lambda: self.acknowledged == list(versions), 5), (
+                self.acknowledged
+            )
 
 
 class FakeEndpoint(Endpoint):
@@ -126,7 +130,9 @@ def harness() -> Iterator[Harness]:
     made.stop()
 
 
-def test_a_revocation_is_acknowledged_only_after_the_transfers_on_it_ended(harness: Harness) -> None:
+def test_a_revocation_is_acknowledged_only_after_the_transfers_on_it_ended(
+    harness: Harness,
+) -> None:
     endpoint = harness.peer.endpoint("fake")
     victim = harness.peer.buffers()[0]
     assert victim.inflight.begin()
@@ -208,7 +214,9 @@ def test_concurrent_callers_share_one_connect(harness: Harness) -> None:
     assert len(harness.transport.endpoints) == 1
 
 
-def test_a_transport_that_cannot_reach_the_peer_is_remembered_with_its_reason(harness: Harness) -> None:
+def test_a_transport_that_cannot_reach_the_peer_is_remembered_with_its_reason(
+    harness: Harness,
+) -> None:
     harness.transport.fail = Unreachable("another user")
     with pytest.raises(Unreachable, match="another user"):
         harness.peer.endpoint("fake")
@@ -227,7 +235,9 @@ def test_a_connect_that_failed_may_be_tried_again(harness: Harness) -> None:
     assert harness.peer.endpoint("fake") is harness.transport.endpoints[0]
 
 
-def test_a_departed_peer_closes_its_endpoints_and_is_retired_when_nothing_uses_it(harness: Harness) -> None:
+def test_a_departed_peer_closes_its_endpoints_and_is_retired_when_nothing_uses_it(
+    harness: Harness,
+) -> None:
     endpoint = harness.peer.endpoint("fake")
     used = harness.peer.buffers()[0]
     used.inflight.begin()

@@ -70,7 +70,9 @@ def test_a_report_outside_the_batch_is_refused() -> None:
 
 
 @given(st.data())
-def test_every_request_is_settled_by_its_first_report_whatever_the_order(data: st.DataObject) -> None:
+def test_every_request_is_settled_by_its_first_report_whatever_the_order(
+    data: st.DataObject,
+) -> None:
     n = data.draw(st.integers(1, 12))
     work, ended = work_of(n)
     expected: list[Status | None] = [None] * n
@@ -85,7 +87,9 @@ def test_every_request_is_settled_by_its_first_report_whatever_the_order(data: s
             work.fail(BROKEN, start, stop)
         else:
             work.refuse(BROKEN, start, stop)
-        status = {"complete": Status.COMPLETED, "fail": Status.FAILED, "refuse": Status.INITIAL}[kind]
+        status = {"complete": Status.COMPLETED, "fail": Status.FAILED, "refuse": Status.INITIAL}[
+            kind
+        ]
         for i in range(start, stop):
             if expected[i] is None:
                 expected[i] = status
