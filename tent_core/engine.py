@@ -21,7 +21,7 @@ from tent_core import memory
 from tent_core.batch import Options
 from tent_core.control.contract import Notification
 from tent_core.descriptor import PeerKey, SegmentDescriptor
-from tent_core.errors import ClosedError, TentError, TransportError, UsageError
+from tent_core.errors import ClosedError, TransportError, UsageError
 from tent_core.inbox import Inbox
 from tent_core.inflight import Deadline
 from tent_core.memory import Buffer, BufferSlice, Memory
@@ -74,9 +74,9 @@ class Engine:
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.Lock()
+        self._retired = threading.Condition(self._lock)
         self._peers: dict[str, LivePeer] = {}
         self._opening: dict[str, threading.Lock] = {}
-        self._departures: set[PeerKey] = set()
         registry = plugins if plugins is not None else discover()
         self.settings = configuration.load(config, registry)
         self._log = log.configure(self.settings.log)
@@ -90,7 +90,9 @@ class Engine:
         self.incarnation = secrets.token_bytes(16)
         self._log = self._log.bind(engine=name)
         self._segment = LocalSegment(
-            SegmentDescriptor(name, self.incarnation, 1, self._host, devices=self._topology.devices())
+            SegmentDescriptor(
+                name, self.incarnation, 1, self._host, devices=self._topology.devices()
+            )
         )
         self.stats_ = Stats()
         self._transports = Transports(self._log)
@@ -338,6 +340,7 @@ class Engine:
         with self._lock:
             if self._peers.get(peer.key.name) is peer:
                 del self._peers[peer.key.name]
+                self._retired.notify_all()
         with contextlib.suppress(ClosedError):
             self.dispatcher.progress.submit(lambda: peer.connection.close(peer.departed or ""))
         self._log.info("peer_departed", peer=str(peer.key), reason=peer.departed)
@@ -487,29 +490,20 @@ class Engine:
         self.inbox.close()
         for peer in peers:
             peer.depart("the engine was closed")
-        while self._peers and deadline.left > 0:
-            time.sleep(0.001)
-        self._revoke_all(Deadline(min(deadline.left, 2.0)))
+        with self._lock:
+            self._retired.wait_for(lambda: not self._peers, deadline.left)
+        held = self._buffers.withdraw_all(Deadline(min(deadline.left, 2.0)))
         self._control.stop(max(0.2, min(deadline.left, 2.0)))
         self._transports.stop()
+        for buffer, holders in held:
+            assert buffer.memory is not None
+            _kept_alive.append(buffer.memory)
+            self._log.warning("memory_kept_alive", buffer=buffer.name, holders=holders)
+        self._buffers.forget_all()
         self.dispatcher.progress.close(0.5)
         self._hooks.close(0.5)
         _open_engines.discard(self)
         self._log.info("engine_closed")
-
-    def _revoke_all(self, deadline: Deadline) -> None:
-        """Withdraw every buffer together, so that slow peers are waited for once."""
-        buffers = self._buffers.all()
-        if not buffers:
-            return
-        self._buffers.shut_all()
-        for buffer in buffers:
-            try:
-                self._buffers.remove(buffer, max(0.001, deadline.left))
-            except TentError as error:
-                if buffer.memory is not None:
-                    _kept_alive.append(buffer.memory)
-                    self._log.warning("memory_kept_alive", buffer=buffer.name, reason=str(error))
 
     def check_open(self) -> None:
         """Raise ClosedError if this engine cannot be used (any more, or in this process)."""

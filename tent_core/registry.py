@@ -195,19 +195,35 @@ class BufferRegistry:
         finally:
             revocation.turn.release()
 
-    def shut_all(self) -> None:
-        """Mark every buffer as REVOKING in one snapshot, so that all peers let go of all of them at once."""
+    def withdraw_all(self, deadline: Deadline) -> list[tuple[Buffer, list[str]]]:
+        """Revoke every buffer with one snapshot, for the close of the engine: peers let go of all of them at
+        once. Answers the buffers that somebody may still touch, and who; the transports are stopped next."""
         buffers = self.all()
+        if not buffers:
+            return []
         for buffer in buffers:
             buffer.inflight.shut()
         version = self._change(
             lambda old: {i: replace(d, state=BufferState.REVOKING) for i, d in old.items()}
         ).version
+        left = self._control.wait_acknowledged(
+            version, lambda info: any(self._may_touch(b, info) for b in buffers), deadline.left
+        )
+        held = []
+        for buffer in buffers:
+            holders = [str(info.key) for info in left if self._may_touch(buffer, info)]
+            if not buffer.inflight.wait_drained(deadline.left):
+                holders.append("this engine")
+            if holders:
+                held.append((buffer, holders))
+        return held
+
+    def forget_all(self) -> None:
+        """The transports have stopped: give all memory back."""
         with self._lock:
-            for buffer in buffers:
-                revocation = self._revoking.setdefault(buffer.id, _Revocation())
-                if revocation.version is None:
-                    revocation.version = version
+            buffers, self._live = list(self._live.values()), {}
+        for buffer in buffers:
+            buffer.memory = None
 
     def _revoke(self, buffer: Buffer, revocation: _Revocation, deadline: Deadline) -> None:
         buffer.inflight.shut()
