@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tent_core.types import BufferState, MemoryKind, Permission, memory_kind
 
 
-def _nothing() -> Mapping[str, Any]:
+def _nothing() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 

@@ -61,7 +61,7 @@ def test_a_range_outside_the_buffer_or_one_that_overflows_names_request_and_buff
     offset: int, length: int
 ) -> None:
     sizes = columns.lengths_of(np.array([1, length], np.uint64), 2)
-    with pytest.raises(RangeError, match="request 1: .* 'kv', which has 1000 bytes"):
+    with pytest.raises(RangeError, match=r"request 1: .* 'kv', which has 1000 bytes"):
         columns.side(KV, np.array([0, offset], np.uint64), sizes, None, "remote")
 
 

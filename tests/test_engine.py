@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tent_mock
-from tent_mock.controller import Controller
 
 import tent_core as tent
+import tent_mock
 from tent_core.plugins import Registry
 from tent_core.testing import wait_until
 from tent_core.types import DRAM_TO_DRAM, MemoryKind, MemoryPair
+from tent_mock.controller import Controller
 
 FIRST, SECOND = 1001, 1002
 ONE = [{"name": "one", "transports": ["second"]}]
@@ -309,7 +309,7 @@ def test_a_read_only_object_is_not_written_to(joined: Joined) -> None:
 
 
 def test_an_unknown_segment_and_an_unknown_buffer_are_named(joined: Joined) -> None:
-    with pytest.raises(tent.UnknownSegment, match="127.0.0.1:1"):
+    with pytest.raises(tent.UnknownSegment, match=r"127\.0\.0\.1:1"):
         joined.here.open_segment("127.0.0.1:1", timeout=2)
     with pytest.raises(tent.RangeError, match="no buffer 'nothing'; it has 'target'"):
         joined.segment.buffer("nothing")
