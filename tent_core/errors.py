@@ -51,6 +51,10 @@ class UnknownSegment(TentError):
     """No engine answers under this segment name."""
 
 
+class PeerRefused(TentError):
+    """The engine at a segment name answered, and refused; the message is its reason."""
+
+
 class StaleHandle(UsageError):
     """A handle or prepared transfer of a buffer, segment or incarnation that is gone."""
 

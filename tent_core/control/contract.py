@@ -1,0 +1,148 @@
+"""What the control plane and the engine say to each other: settings read, calls made, facts handed over."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
+
+PROTOCOL = 1
+"""Version of the contract between engines; an engine of another one is refused when it connects."""
+
+NOTIFICATION_LIMIT = (64 << 10) - 64
+"""Bytes of name (UTF-8) and payload of one notification: 64 KiB less its header."""
+
+BOOTSTRAP_LIMIT = 1 << 20
+"""Bytes of a bootstrap payload or of its answer."""
+
+
+class ControlSettings(Protocol):
+    """The `control` section, as far as the control plane reads it. Times are seconds."""
+
+    @property
+    def listen(self) -> str:
+        """Where to listen: `host:port`, `[v6]:port`; port 0 takes any."""
+        ...
+
+    @property
+    def advertise(self) -> str | None:
+        """What peers are told: a host or `host:port`; None is the address listened on."""
+        ...
+
+    @property
+    def call_timeout_s(self) -> float:
+        """Deadline of a call for which the caller gave none."""
+        ...
+
+    @property
+    def keepalive_time_s(self) -> float:
+        """How long a connection may be silent before it is pinged."""
+        ...
+
+    @property
+    def keepalive_timeout_s(self) -> float:
+        """How long an answer to a ping may take before the connection counts as broken."""
+        ...
+
+    @property
+    def reconnect_max_s(self) -> float:
+        """The longest pause between two attempts to reconnect."""
+        ...
+
+
+class PeerSettings(Protocol):
+    """The `peers` section, as far as the control plane reads it."""
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that a peer whose connection broke has to come back before it has departed."""
+        ...
+
+    @property
+    def max(self) -> int:
+        """The most sessions of peers that this engine keeps."""
+        ...
+
+
+class SessionState(enum.Enum):
+    """State of a session that a peer opened here."""
+
+    OPEN = "open"
+    """Its watch stream is up."""
+    BROKEN = "broken"
+    """Its watch stream is not up (yet, or any more) and it is within its grace."""
+    DEPARTED = "departed"
+    """It has departed, but its process lives on this machine and may still touch our memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session that a peer opened here, as it was when it was asked for.
+
+    `acknowledged` is the version up to which the peer has let go of all that was taken away; a peer that
+    has not been sent a snapshot yet has -1 there, and holds nothing. `transports` are names and numbers
+    of those that run in the peer's engine.
+    """
+
+    session: int
+    key: PeerKey
+    host: HostIdentity
+    transports: Mapping[str, int]
+    acknowledged: int
+    state: SessionState
+    same_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A notification as it arrived. `sequence` grows per sender and session."""
+
+    sender: PeerKey
+    name: str
+    payload: bytes
+    sequence: int
+
+
+class ControlHandler(Protocol):
+    """What an engine does for peers that opened sessions to it.
+
+    Called on the control thread, one call at a time: each must return at once, and may not call back into
+    the control plane in a way that waits.
+    """
+
+    def bootstrap(
+        self, peer: PeerKey, transport: str, number: int, payload: bytes
+    ) -> Future[bytes]:
+        """Hand `payload` to that transport; the future ends with its answer, or with the error to report."""
+        ...
+
+    def notification(self, note: Notification) -> bool:
+        """Queue `note`. False: the queue is full, and the sender tries again until its deadline."""
+        ...
+
+    def session_opened(self, info: SessionInfo) -> None:
+        """A peer opened a session."""
+        ...
+
+    def session_departed(self, info: SessionInfo, reason: str) -> None:
+        """The peer of a session has departed: called exactly once for each that was opened."""
+        ...
+
+
+class ConnectionListener(Protocol):
+    """What an engine learns of a peer that it opened. Called on the control thread: return at once.
+
+    Calls may come before `ControlPlane.connect` has returned.
+    """
+
+    def updated(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
+        """The peer published a newer snapshot than the one last seen here."""
+        ...
+
+    def departed(self, reason: str) -> None:
+        """The peer has departed: once, and nothing follows. Let go of it, then close the connection."""
+        ...

@@ -1,0 +1,185 @@
+"""The watch stream of a connection: brought up, brought back, and read for as long as the peer is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from tent_core.control import tent_pb2 as pb
+from tent_core.control import wire
+from tent_core.control.contract import ControlSettings
+from tent_core.control.link import Link, LinkState
+from tent_core.control.loop import ControlLoop
+from tent_core.control.options import aio, grpc
+from tent_core.control.wire import WireError
+from tent_core.descriptor import PeerKey, SegmentDescriptor
+
+FIRST_PAUSE_S = 0.05
+"""Before the first attempt to bring a connection back; doubled up to `control.reconnect_max_s`."""
+
+_NOT_RUNNING = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
+"""What writing to a stream raises that has ended."""
+
+
+class Follower:
+    """Follows one session and holds the newest snapshot. For the control thread.
+
+    `adopted(old, new)` is called with each newer snapshot (old is None at the first), `departed(reason,
+    owes_goodbye=...)` when the stream shows that the peer has departed, `forgotten(message)` when the peer
+    knows no such session. The last two may come from `run`, whose task ends after them.
+    """
+
+    def __init__(
+        self,
+        loop: ControlLoop,
+        settings: ControlSettings,
+        link: Link,
+        stub: Any,
+        key: PeerKey,
+        session: int,
+        adopted: Callable[[SegmentDescriptor | None, SegmentDescriptor], None],
+        departed: Callable[..., None],
+        forgotten: Callable[[pb.Forgotten], None],
+        log: Any,
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._link = link
+        self._stub = stub
+        self._key = key
+        self._session = session
+        self._adopted = adopted
+        self._departed = departed
+        self._forgotten = forgotten
+        self._log = log
+        self.snapshot: SegmentDescriptor | None = None
+        self._acknowledged: int | None = None
+        self._to_acknowledge = asyncio.Event()
+        self._call: Any = None
+        self._cut = ""
+
+    def adopt(self, new: SegmentDescriptor) -> None:
+        """Take `new` for the newest snapshot if it is."""
+        old = self.snapshot
+        if old is None or new.version > old.version:
+            self.snapshot = new
+            self._adopted(old, new)
+
+    def acknowledge(self, version: int) -> None:
+        """Have `version` acknowledged, now or when the stream is back."""
+        if self._acknowledged is None or version > self._acknowledged:
+            self._acknowledged = version
+            self._to_acknowledge.set()
+
+    def cut(self, cause: str) -> None:
+        """The stream is up and yet dead: give it up and bring it back."""
+        if self._call is not None:
+            self._cut = cause
+            self._call.cancel()
+
+    async def run(self) -> None:
+        """Keep the stream up until the peer has departed."""
+        pause = FIRST_PAUSE_S
+        while self._link.state is not LinkState.DEPARTED:
+            self._cut = ""
+            try:
+                ended = await self._follow()
+            except WireError as error:
+                self._departed(f"it sent what is no descriptor: {error}")
+                return
+            cause = self._cut or ended
+            if self._link.state is LinkState.UP:
+                pause = FIRST_PAUSE_S
+                self._log.info("peer_connection_broke", peer=str(self._key), cause=cause)
+            now = self._loop.now()
+            self._link.broken(now, cause)
+            if overdue := self._link.overdue(now):
+                self._departed(overdue)
+                return
+            await asyncio.sleep(min(pause, max(0.0, self._link.ends - now)))
+            pause = min(2 * pause, self._settings.reconnect_max_s)
+
+    async def _follow(self) -> str:
+        """One stream, from hello to its end; answers why it ended. Raises WireError."""
+        call = self._call = self._stub.Watch()
+        writer: asyncio.Task[None] | None = None
+        limit = min(self._settings.call_timeout_s, max(0.01, self._link.ends - self._loop.now()))
+        try:
+            async with asyncio.timeout(limit) as greeting:
+                await call.write(self._hello())
+                if not await self._welcomed(call):
+                    return "it does not welcome the watch stream"
+                greeting.reschedule(None)
+                self._link.up()
+                writer = self._loop.spawn(self._write(call), f"acknowledge {self._key}")
+                await self._read(call)
+            return "it ended the watch stream"
+        except TimeoutError:
+            return "it does not answer"
+        except aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                self._departed(f"it finds what this side says malformed: {error.details()}")
+            return said(error)
+        except (aio.UsageError, asyncio.InvalidStateError):
+            return "the watch stream ended while it was written to"
+        except asyncio.CancelledError:
+            if not self._cut:
+                raise
+            return self._cut
+        finally:
+            call.cancel()
+            if writer is not None:
+                writer.cancel()
+
+    def _hello(self) -> pb.WatchRequest:
+        held = self.snapshot
+        hello = pb.WatchRequest.Hello(
+            holds_snapshot=held is not None, version=0 if held is None else held.version
+        )
+        return pb.WatchRequest(session=self._session, acknowledged=self._acknowledged, hello=hello)
+
+    async def _welcomed(self, call: Any) -> bool:
+        message = await call.read()
+        if message is aio.EOF:
+            return False
+        self._heed(message)
+        return bool(message.HasField("welcome"))
+
+    async def _read(self, call: Any) -> None:
+        """Take in what the peer says until it ends the stream, or has departed."""
+        assembler = wire.Assembler(self._key)
+        streamed = self.snapshot
+        while self._link.state is LinkState.UP and (message := await call.read()) is not aio.EOF:
+            if message.HasField("fragment"):
+                new = assembler.feed(message.fragment, streamed)
+                if new is not None:
+                    streamed = new
+                    self.adopt(new)
+            else:
+                self._heed(message)
+
+    def _heed(self, message: pb.WatchResponse) -> None:
+        # What a newer version says besides is skipped.
+        if message.HasField("farewell"):
+            self._departed(f"it said goodbye: {message.farewell.reason}", owes_goodbye=False)
+        elif message.HasField("forgotten"):
+            self._forgotten(message.forgotten)
+
+    async def _write(self, call: Any) -> None:
+        """Send acknowledgements, the newest only, while the stream is up."""
+        sent = self._acknowledged
+        with contextlib.suppress(*_NOT_RUNNING):
+            while True:
+                self._to_acknowledge.clear()
+                if self._acknowledged != sent:
+                    sent = self._acknowledged
+                    await call.write(pb.WatchRequest(session=self._session, acknowledged=sent))
+                    continue
+                await self._to_acknowledge.wait()
+
+
+def said(error: Any) -> str:
+    """What a failed call said, in one line."""
+    return f"{error.details() or 'no reason given'} ({error.code().name})"

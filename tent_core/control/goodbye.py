@@ -1,0 +1,76 @@
+"""Goodbyes: said once to a peer that answers, and for longer to one on this machine that may be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from tent_core import address, host
+from tent_core.control import tent_pb2 as pb
+from tent_core.control.contract import ControlSettings
+from tent_core.control.follow import FIRST_PAUSE_S
+from tent_core.control.loop import ControlLoop
+from tent_core.control.options import aio
+from tent_core.descriptor import HostIdentity, PeerKey
+
+UNWATCHED_S = 600.0
+"""How long a goodbye is repeated to a peer on this machine whose process cannot be watched from here."""
+
+
+async def say(stub: Any, session: int, reason: str, within: float) -> bool:
+    """Whether the peer has heard it (or knows nothing of the session)."""
+    request = pb.GoodbyeRequest(session=session, reason=reason[:500])
+    try:
+        await stub.Goodbye(request, timeout=within)
+    except aio.AioRpcError:
+        return False
+    return True
+
+
+async def keep_saying(
+    loop: ControlLoop,
+    settings: ControlSettings,
+    stub: Any,
+    key: PeerKey,
+    session: int,
+    process: HostIdentity,
+    reason: str,
+) -> None:
+    """Deliver a goodbye that could not be delivered at once.
+
+    Once more to a peer on another machine: it counts nobody there among those who may touch its memory. To
+    one on this machine for as long as its process lives and listens: it may be stopped, and would wait for
+    this side at every revocation once it goes on.
+    """
+    own = host.identify()
+    ended = asyncio.Event()
+    unwatch = loop.processes.watch(process, ended.set)
+    gives_up = float("inf") if host.same_pids(own, process) else loop.now() + UNWATCHED_S
+    pause = FIRST_PAUSE_S
+    try:
+        while not await say(stub, session, reason, settings.call_timeout_s):
+            if not process.same_machine(own) or loop.now() > gives_up:
+                return
+            if await _is_refused(key, settings.call_timeout_s):
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), pause)
+                return
+            pause = min(2 * pause, settings.reconnect_max_s)
+    finally:
+        unwatch()
+
+
+async def _is_refused(key: PeerKey, within: float) -> bool:
+    """Whether nobody listens at a peer's address any more: its engine is gone."""
+    where = address.parse(key.name)
+    try:
+        async with asyncio.timeout(within):
+            _, writer = await asyncio.open_connection(where.host, where.port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False

@@ -1,0 +1,65 @@
+"""The state of a connection to a peer, without I/O: up, broken within its grace, or departed with its reason.
+
+broken <--> up
+  |         |
+  v         v
+  departed, once (its grace ended, farewell, forgotten, another incarnation, its process ended)
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class LinkState(enum.Enum):
+    """State of a connection."""
+
+    UP = "up"
+    BROKEN = "broken"
+    DEPARTED = "departed"
+
+
+class Link:
+    """Decides when the peer of a connection has departed. Not thread-safe: for the control thread."""
+
+    def __init__(self, now: float, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._broken_since = now
+        self._cause = "it has not been up yet"
+        self.state = LinkState.BROKEN
+        self.reason: str | None = None
+        """Why the peer has departed, or None."""
+        self.owes_goodbye = True
+        """Whether the peer may still count this side among those who touch its memory."""
+
+    @property
+    def ends(self) -> float:
+        """When the grace of a broken link ends."""
+        return self._broken_since + self._grace_s
+
+    def up(self) -> None:
+        """The watch stream was accepted."""
+        if self.state is LinkState.BROKEN:
+            self.state = LinkState.UP
+
+    def broken(self, now: float, cause: str) -> None:
+        """The watch stream, or an attempt to bring it back, ended with `cause`."""
+        self._cause = cause
+        if self.state is LinkState.UP:
+            self.state = LinkState.BROKEN
+            self._broken_since = now
+
+    def overdue(self, now: float) -> str | None:
+        """The reason to depart when the grace of a broken link has ended, else None."""
+        if self.state is not LinkState.BROKEN or now < self.ends:
+            return None
+        return f"its control connection broke and did not come back within {self._grace_s:g} s: {self._cause}"
+
+    def depart(self, reason: str, *, owes_goodbye: bool = True) -> bool:
+        """The peer has departed, or this side is done with it. False if that was so before."""
+        if self.state is LinkState.DEPARTED:
+            return False
+        self.state = LinkState.DEPARTED
+        self.reason = reason
+        self.owes_goodbye = owes_goodbye
+        return True

@@ -1,0 +1,144 @@
+"""Notifications on their way to one peer: in order, numbered, sent again until taken or out of time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tent_core.control import tent_pb2 as pb
+from tent_core.errors import TentError, WaitTimeout
+
+BATCH_BYTES = 1 << 20
+BATCH_NOTES = 256
+FIRST_PAUSE_S = 0.001
+LONGEST_PAUSE_S = 0.05
+
+
+class Undelivered(Exception):
+    """A delivery got no answer: whether it arrived is unknown, and it may be sent again."""
+
+
+class Rejected(Exception):
+    """The peer called a delivery malformed: it will never be taken."""
+
+
+@dataclass(eq=False, slots=True)
+class _Note:
+    name: str
+    payload: bytes
+    deadline: float
+    done: asyncio.Future[None]
+    sequence: int = 0  # given when it is first sent
+    trouble: str = "it was not sent"
+
+
+Deliver = Callable[[list[pb.Notification], float], Awaitable[pb.NotifyResponse.Taken]]
+
+
+class Outbox:
+    """One peer's queue. One delivery is under way at a time, with all that fits. For the control thread.
+
+    A number is never used again: a note that is given up after it was sent leaves a gap, and the peer
+    takes a late copy of it for a duplicate. So order holds, and nothing arrives twice.
+    """
+
+    def __init__(
+        self, peer: str, deliver: Deliver, spawn: Callable[..., asyncio.Task[None]]
+    ) -> None:
+        self._peer = peer
+        self._deliver = deliver
+        self._spawn = spawn
+        self._queue: deque[_Note] = deque()
+        self._pump: asyncio.Task[None] | None = None
+        self._sequence = 0
+
+    async def put(self, name: str, payload: bytes, within: float) -> None:
+        """Queue one and wait until the peer has taken it. Raises WaitTimeout, or what `fail` is given."""
+        loop = asyncio.get_running_loop()
+        note = _Note(name, payload, loop.time() + within, loop.create_future())
+        self._queue.append(note)
+        if self._pump is None:
+            self._pump = self._spawn(self._run(), f"notify {self._peer}")
+        try:
+            async with asyncio.timeout_at(note.deadline):
+                await asyncio.shield(note.done)
+        except TimeoutError:
+            raise WaitTimeout(
+                f"notification {name!r} was not taken by {self._peer} within {within:g} s: {note.trouble}"
+            ) from None
+        finally:
+            note.done.cancel()  # whoever gave up is not delivered to any more
+
+    def fail(self, error: TentError) -> None:
+        """The peer takes no more: end all that wait with `error`."""
+        for note in self._queue:
+            if not note.done.done():
+                note.done.set_exception(error)
+        self._queue.clear()
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def _run(self) -> None:
+        try:
+            pause = FIRST_PAUSE_S
+            while batch := self._batch():
+                before = self._taken(batch)
+                troubled = await self._send(batch)
+                if troubled and self._taken(batch) == before:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+                else:
+                    pause = FIRST_PAUSE_S
+        finally:
+            self._pump = None
+
+    def _batch(self) -> list[_Note]:
+        """The oldest notes that somebody still waits for; their numbers are given here."""
+        while self._queue and self._queue[0].done.done():
+            self._queue.popleft()
+        batch: list[_Note] = []
+        size = 0
+        for note in self._queue:
+            if note.done.done():
+                continue
+            size += len(note.payload) + 4 * len(note.name)
+            if batch and (size > BATCH_BYTES or len(batch) == BATCH_NOTES):
+                break
+            if not note.sequence:
+                self._sequence += 1
+                note.sequence = self._sequence
+            batch.append(note)
+        return batch
+
+    async def _send(self, batch: list[_Note]) -> bool:
+        messages = [
+            pb.Notification(sequence=n.sequence, name=n.name, payload=n.payload) for n in batch
+        ]
+        for note in batch:
+            note.trouble = "no answer came, so whether it arrived is unknown"
+        try:
+            taken = await self._deliver(messages, max(n.deadline for n in batch))
+        except Undelivered as error:
+            for note in batch:
+                note.trouble = f"no answer came ({error}), so whether it arrived is unknown"
+            return True
+        except Rejected as error:
+            for note in batch:
+                if not note.done.done():
+                    note.done.set_exception(
+                        TentError(f"{self._peer} rejected the notification: {error}")
+                    )
+            return False
+        for note in batch:
+            if note.sequence <= taken.through:
+                if not note.done.done():
+                    note.done.set_result(None)
+            else:
+                note.trouble = "its queue of notifications stayed full; it has to take some"
+        return taken.full
+
+    @staticmethod
+    def _taken(batch: list[_Note]) -> int:
+        return sum(note.done.done() for note in batch)

@@ -1,0 +1,472 @@
+"""The gRPC server of one engine: sessions of peers, their watch streams, and what they ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from tent_core import address, host
+from tent_core.address import Address
+from tent_core.control import tent_pb2 as pb
+from tent_core.control import wire
+from tent_core.control.contract import (
+    BOOTSTRAP_LIMIT,
+    NOTIFICATION_LIMIT,
+    PROTOCOL,
+    ControlHandler,
+    ControlSettings,
+    Notification,
+    SessionInfo,
+)
+from tent_core.control.listen import why_not_bound
+from tent_core.control.loop import ControlLoop
+from tent_core.control.options import aio, grpc, server_options
+from tent_core.control.sessions import Departed, Event, Full, Gone, Opened, Sessions
+from tent_core.control.wire import WireError
+from tent_core.descriptor import PeerKey, SegmentDescriptor
+from tent_core.errors import TentError
+from tent_core.segments import LocalSegment
+
+_CANCELLED_S = 0.2
+"""What calls that still run get when the server stops."""
+
+
+class Malformed:
+    """Stands for a message whose bytes could not be parsed."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class _Stream:
+    """The watch stream that is attached to a session."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.last: pb.WatchResponse | None = None
+        """What is said last; the stream ends with it."""
+        self.ended = False
+        self.mistake: str | None = None
+
+    def end(self, last: pb.WatchResponse | None) -> None:
+        """End the stream, saying `last` if anything."""
+        self.last = last
+        self.ended = True
+        self.wake.set()
+
+
+class ControlServer:
+    """Answers peers. All methods are for the control thread, and nothing else touches its state."""
+
+    def __init__(
+        self,
+        loop: ControlLoop,
+        settings: ControlSettings,
+        sessions: Sessions,
+        log: Any,
+        appeared: Callable[[PeerKey], None],
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._sessions = sessions
+        self._log = log
+        self._appeared = appeared
+        self._host = host.identify()
+        self._server: Any = None
+        self._local: LocalSegment
+        self._handler: ControlHandler
+        self._unwatch: Callable[[], None] = lambda: None
+        self._closing: str | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._sent: dict[int, SegmentDescriptor] = {}
+        self._processes: dict[int, Callable[[], None]] = {}
+        self._updates = wire.Updates()
+        self._timer: asyncio.TimerHandle | None = None
+        self._generation = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    # ---------------------------------------------------------------- life
+
+    async def bind(self, wanted: Address) -> Address:
+        """Listen at `wanted`, which is an IP address; answers what was bound. Raises TentError."""
+        server = aio.server(options=server_options(self._settings))
+        try:
+            port = server.add_insecure_port(str(wanted))
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            await server.stop(0)
+            raise TentError(f"cannot listen on {wanted}: {why_not_bound(wanted)}")
+        server.add_generic_rpc_handlers((self._handlers(),))
+        self._server = server
+        return Address(wanted.host, port)
+
+    async def serve(self, local: LocalSegment, handler: ControlHandler) -> None:
+        """Begin to answer peers."""
+        assert self._server is not None
+        self._local = local
+        self._handler = handler
+        self._unwatch = local.watch(lambda _: self._loop.call(self._wake_all))
+        await self._server.start()
+
+    async def stop(self, reason: str, within: float) -> None:
+        """Say farewell to everybody and end, within `within` seconds. No handler is called any more."""
+        self._closing = reason
+        self._unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+        for session, stream in list(self._streams.items()):
+            stream.end(self._farewell(session))
+        if self._server is not None:
+            # Streams end by themselves once the farewell is out; the rest is cut when the time is over.
+            await self._server.stop(max(_CANCELLED_S, within - _CANCELLED_S))
+        for end in self._processes.values():
+            end()
+        self._processes.clear()
+        self._changed()
+
+    # ---------------------------------------------------------------- asked by the engine
+
+    def sessions(self) -> list[SessionInfo]:
+        """All sessions, holders included."""
+        return self._sessions.all()
+
+    def unacknowledged(self, version: int) -> tuple[int, list[SessionInfo]]:
+        """Who has not let go of what `version` took away, and a mark for `changed`."""
+        return self._generation, self._sessions.unacknowledged(version)
+
+    async def changed(self, mark: int, within: float) -> None:
+        """Wait until sessions have changed since `mark` was given, at most `within` seconds."""
+        if self._generation == mark:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            await asyncio.wait((waiter,), timeout=within)
+            self._waiters.discard(waiter)
+
+    def other_incarnation(self, key: PeerKey) -> None:
+        """`key` answers under its name: another incarnation of it that has a session here has departed."""
+        self._carry_out(self._sessions.other_incarnation(key))
+
+    # ---------------------------------------------------------------- calls
+
+    async def connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectResponse:
+        local = self._local.snapshot
+        response = pb.ConnectResponse(
+            name=local.name, incarnation=local.incarnation, host=wire.host_to(self._host)
+        )
+        key = wire.key_from(request.name, request.incarnation)
+        transports = wire.transports_from(request.transports)
+        caller = wire.host_from(request.host)
+        if refusal := self._refusal(request, key, local):
+            response.refused.reason = refusal
+            return response
+        if request.target != local.name:
+            response.other_name.SetInParent()
+            return response
+        self._appeared(key)
+        try:
+            session, events = self._sessions.connect(
+                self._loop.now(), key, request.nonce, caller, transports
+            )
+        except Full as full:
+            self._carry_out(full.events)
+            response.refused.reason = str(full)
+            self._log.warning("peer_refused", peer=str(key), reason=str(full))
+            return response
+        response.accepted.session = session
+        self._carry_out(events)
+        return response
+
+    def _refusal(
+        self, request: pb.ConnectRequest, key: PeerKey, local: SegmentDescriptor
+    ) -> str | None:
+        if self._closing is not None:
+            return f"it is closing: {self._closing}"
+        if request.protocol != PROTOCOL:
+            return f"it speaks version {PROTOCOL} of the protocol, the caller version {request.protocol}"
+        if key.name == local.name and key.incarnation != local.incarnation:
+            return f"the caller advertises {key.name}, the address that it called: set its control.advertise"
+        theirs, ours = request.host.boot_id, self._host.boot_id
+        if theirs and ours and theirs != ours:
+            for whose, name in (("the caller", key.name), ("the engine called", local.name)):
+                if address.is_loopback(address.parse(name).host):
+                    return (
+                        f"{whose} advertises {name}, which no other machine can reach, and the two are on "
+                        "different machines: set its control.listen or control.advertise to a real address"
+                    )
+        return None
+
+    async def watch(self, _requests: Any, context: Any) -> None:
+        try:
+            hello = await asyncio.wait_for(context.read(), self._settings.call_timeout_s)
+        except TimeoutError:
+            raise WireError("a watch stream that does not begin") from None
+        if hello is aio.EOF or isinstance(hello, Malformed) or not hello.HasField("hello"):
+            raise WireError("a watch stream that does not begin with a hello")
+        session = hello.session
+        if self._sessions.get(session) is None:
+            await context.write(self._forgotten_watch(session))
+            return
+        if self._closing is not None:
+            await context.write(self._farewell(session))
+            return
+        if hello.HasField("acknowledged"):
+            self._acknowledge(session, hello.acknowledged)
+        replaced = self._streams.get(session)
+        if replaced is not None:
+            replaced.end(None)
+        stream = self._streams[session] = _Stream()
+        self._sessions.watching(session)
+        self._rearm()
+        reader = self._loop.spawn(self._read(session, stream, context), f"read {session:x}")
+        try:
+            await context.write(
+                pb.WatchResponse(session=session, welcome=pb.WatchResponse.Welcome())
+            )
+            await self._publish(session, stream, self._held(session, hello.hello), context)
+        finally:
+            reader.cancel()
+            if self._streams.get(session) is stream:
+                del self._streams[session]
+                self._sessions.lost(self._loop.now(), session)
+                self._rearm()
+        if stream.mistake is not None:
+            raise WireError(stream.mistake)
+
+    async def get_segment(self, request: pb.GetSegmentRequest, context: Any) -> None:
+        if self._sessions.get(request.session) is None:
+            await context.write(pb.GetSegmentResponse(forgotten=self._forgotten(request.session)))
+            return
+        newest = self._local.snapshot
+        if request.holds_snapshot and request.version == newest.version:
+            unchanged = pb.GetSegmentResponse.Unchanged()
+            await context.write(pb.GetSegmentResponse(unchanged=unchanged))
+            return
+        self._sessions.sent(request.session, newest.version)
+        base = self._held(request.session, request)
+        for fragment in self._updates.fragments(base, newest):
+            await context.write(pb.GetSegmentResponse(fragment=fragment))
+
+    async def bootstrap(self, request: pb.BootstrapRequest, context: Any) -> pb.BootstrapResponse:
+        info = self._sessions.get(request.session)
+        if info is None:
+            return pb.BootstrapResponse(forgotten=self._forgotten(request.session))
+        if len(request.payload) > BOOTSTRAP_LIMIT or request.number < 0:
+            raise WireError(
+                f"a bootstrap of {len(request.payload)} bytes for transport {request.number}"
+            )
+        left = context.time_remaining()
+        timeout = self._settings.call_timeout_s if left is None else left
+        try:
+            future = self._handler.bootstrap(
+                info.key, request.transport, int(request.number), request.payload
+            )
+            answer = await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+        except TimeoutError:
+            return pb.BootstrapResponse(error=f"no answer within {timeout:.3g} s")
+        except Exception as error:
+            if not isinstance(error, TentError | NotImplementedError):
+                self._log.error("bootstrap_failed", transport=request.transport, exc_info=error)
+            return pb.BootstrapResponse(error=f"{type(error).__name__}: {error}")
+        if len(answer) > BOOTSTRAP_LIMIT:
+            return pb.BootstrapResponse(
+                error=f"an answer of {len(answer)} bytes, beyond {BOOTSTRAP_LIMIT}"
+            )
+        return pb.BootstrapResponse(payload=answer)
+
+    async def notify(self, request: pb.NotifyRequest, context: Any) -> pb.NotifyResponse:
+        info = self._sessions.get(request.session)
+        if info is None:
+            return pb.NotifyResponse(forgotten=self._forgotten(request.session))
+        last = 0
+        for note in request.notifications:
+            size = len(note.name.encode()) + len(note.payload)
+            if size > NOTIFICATION_LIMIT or note.sequence <= last:
+                raise WireError(f"notification {note.sequence} after {last}, of {size} bytes")
+            last = note.sequence
+        full = False
+        for note in request.notifications:
+            if note.sequence <= self._sessions.notified(request.session):
+                continue  # sent again because its answer was lost
+            taken = Notification(info.key, note.name, note.payload, note.sequence)
+            if not self._handler.notification(taken):
+                full = True
+                break
+            self._sessions.take_notification(request.session, note.sequence)
+        through = self._sessions.notified(request.session)
+        return pb.NotifyResponse(taken=pb.NotifyResponse.Taken(through=through, full=full))
+
+    async def goodbye(self, request: pb.GoodbyeRequest, context: Any) -> pb.GoodbyeResponse:
+        known, events = self._sessions.goodbye(request.session, request.reason[:1000])
+        self._carry_out(events)
+        return pb.GoodbyeResponse(known=known)
+
+    # ---------------------------------------------------------------- watch streams
+
+    async def _publish(
+        self, session: int, stream: _Stream, held: SegmentDescriptor | None, context: Any
+    ) -> None:
+        """Send what the peer lacks, again and again, until the stream ends."""
+        while not stream.ended:
+            stream.wake.clear()
+            newest = self._local.snapshot
+            if held is None or newest.version != held.version:
+                self._sessions.sent(session, newest.version)
+                self._sent[session] = newest
+                for fragment in self._updates.fragments(held, newest):
+                    await context.write(pb.WatchResponse(session=session, fragment=fragment))
+                held = newest
+                continue
+            await stream.wake.wait()
+        if stream.last is not None:
+            await context.write(stream.last)
+
+    async def _read(self, session: int, stream: _Stream, context: Any) -> None:
+        """Take acknowledgements until the peer ends the stream or makes a mistake."""
+        try:
+            while (message := await context.read()) is not aio.EOF:
+                if (
+                    isinstance(message, Malformed)
+                    or message.session != session
+                    or message.HasField("hello")
+                ):
+                    raise WireError(
+                        "a message on a watch stream that is no acknowledgement of its session"
+                    )
+                if message.HasField("acknowledged"):
+                    self._acknowledge(session, message.acknowledged)
+        except WireError as error:
+            stream.mistake = str(error)
+        finally:
+            stream.end(stream.last)
+
+    def _acknowledge(self, session: int, version: int) -> None:
+        if version > self._local.snapshot.version:
+            raise WireError(f"an acknowledgement of version {version}, which does not exist yet")
+        self._sessions.acknowledge(session, version)
+        self._changed()
+
+    def _held(self, session: int, request: Any) -> SegmentDescriptor | None:
+        """The snapshot that the peer holds, if it is the one last sent to it."""
+        sent = self._sent.get(session)
+        return sent if sent and request.holds_snapshot and request.version == sent.version else None
+
+    def _wake_all(self) -> None:
+        for stream in self._streams.values():
+            stream.wake.set()
+
+    # ---------------------------------------------------------------- what sessions decide
+
+    def _carry_out(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Opened(info):
+                    self._processes[info.session] = self._loop.processes.watch(
+                        info.host, partial(self._process_ended, info.session)
+                    )
+                    self._tell(self._handler.session_opened, info)
+                case Departed(info, reason):
+                    self._sent.pop(info.session, None)
+                    stream = self._streams.pop(info.session, None)
+                    if stream is not None:
+                        stream.end(self._forgotten_watch(info.session))
+                    self._log.info("session_departed", peer=str(info.key), reason=reason)
+                    self._tell(self._handler.session_departed, info, reason)
+                case Gone(session):
+                    self._processes.pop(session, lambda: None)()
+        if events:
+            self._changed()
+            self._rearm()
+
+    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
+        if self._closing is not None:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._log.error("control_handler_raised", call=call.__name__, exc_info=error)
+
+    def _process_ended(self, session: int) -> None:
+        self._carry_out(self._sessions.process_ended(session))
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._carry_out(self._sessions.tick(self._loop.now()))
+        self._rearm()
+
+    def _rearm(self) -> None:
+        """Have `_tick` called when the next grace ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        when = self._sessions.next_tick()
+        if when is not None and self._closing is None:
+            self._timer = self._loop.at(when, self._tick)
+
+    def _changed(self) -> None:
+        self._generation += 1
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _forgotten(self, session: int) -> pb.Forgotten:
+        reason = self._sessions.why_departed(session) or "it knows no such session"
+        return pb.Forgotten(incarnation=self._local.snapshot.incarnation, reason=reason)
+
+    def _forgotten_watch(self, session: int) -> pb.WatchResponse:
+        return pb.WatchResponse(session=session, forgotten=self._forgotten(session))
+
+    def _farewell(self, session: int) -> pb.WatchResponse:
+        farewell = pb.WatchResponse.Farewell(reason=self._closing or "")
+        return pb.WatchResponse(session=session, farewell=farewell)
+
+    # ---------------------------------------------------------------- gRPC
+
+    def _handlers(self) -> Any:
+        """The handlers, as generated code would make them, but for bytes that cannot be parsed."""
+        one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        both = grpc.stream_stream_rpc_method_handler
+
+        def handler(make: Any, method: Any, request: type[Message], response: type[Message]) -> Any:
+            return make(_checked(method), _tolerant(request), response.SerializeToString)
+
+        methods = {
+            "Connect": handler(one, self.connect, pb.ConnectRequest, pb.ConnectResponse),
+            "Watch": handler(both, self.watch, pb.WatchRequest, pb.WatchResponse),
+            "GetSegment": handler(
+                many, self.get_segment, pb.GetSegmentRequest, pb.GetSegmentResponse
+            ),
+            "Bootstrap": handler(one, self.bootstrap, pb.BootstrapRequest, pb.BootstrapResponse),
+            "Notify": handler(one, self.notify, pb.NotifyRequest, pb.NotifyResponse),
+            "Goodbye": handler(one, self.goodbye, pb.GoodbyeRequest, pb.GoodbyeResponse),
+        }
+        return grpc.method_handlers_generic_handler("tent.v1.Control", methods)
+
+
+def _tolerant(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
+    # A deserializer that raises makes gRPC log a stack trace and answer UNKNOWN.
+    def read(data: bytes) -> Message | Malformed:
+        try:
+            return kind.FromString(data)
+        except DecodeError as error:
+            return Malformed(f"bytes that are no {kind.DESCRIPTOR.name}: {error}")
+
+    return read
+
+
+def _checked(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Answer INVALID_ARGUMENT to what is malformed, and change nothing because of it."""
+
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            if isinstance(request, Malformed):
+                raise WireError(request.text)
+            return await method(request, context)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    return call
