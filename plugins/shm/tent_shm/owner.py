@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 
 import numpy as np
 
 from tent_core.descriptor import HostIdentity
 from tent_core.errors import PeerDeparted, TransportError, Unreachable
+from tent_core.inflight import InFlight
 from tent_core.types import Opcode
 from tent_shm import syscalls
 from tent_shm.attribute import ProcessAttribute
@@ -23,9 +25,9 @@ _GONE = (errno.ENOENT, errno.ESRCH)
 
 
 class Owner:
-    """A peer's process, identified. Holds a pidfd and a mapped page until `close`."""
+    """A peer's process, identified. Holds a pidfd and a mapped page until it is closed and idle."""
 
-    __slots__ = ("_page", "keeper", "memory_denied", "pid", "pidfd")
+    __slots__ = ("_page", "_uses", "_word", "keeper", "memory_denied", "pid", "pidfd")
 
     def __init__(self, process: ProcessAttribute, incarnation: bytes, here: HostIdentity) -> None:
         """Find the process and make sure that it is the one that published `process`.
@@ -53,23 +55,42 @@ class Owner:
             raise
         if not self._page.alive:
             fate = self._page.fate
-            self.close()
+            self._release()
             raise PeerDeparted(f"process {process.pid} is gone: {fate}")
+        self._word = self._page.word
+        self._uses = InFlight()
         self.memory_denied = _memory_denied(process, incarnation)
         """Why its memory cannot be read and written by process_vm_readv(2), or None: it can."""
 
     @property
     def alive(self) -> bool:
         """Whether the process still has the address space that it had, and still serves. Costs one load."""
-        return self._page.alive
+        return self._word.value == self.keeper
 
     @property
     def fate(self) -> str:
         """Why it is not alive, in words."""
         return self._page.fate
 
-    def close(self) -> None:
-        """Release the descriptor and the page: nobody may ask any more."""
+    def begin(self) -> bool:
+        """Mark one use, or answer False when it is closed. Needed to ask anything of it."""
+        return self._uses.begin()
+
+    def end(self) -> None:
+        """Take the mark back."""
+        self._uses.end()
+
+    def close_when_idle(self, closed: Callable[[], None]) -> None:
+        """Take no more uses; release the descriptor and the page after the last, then call `closed`."""
+        self._uses.shut()
+        self._uses.when_drained(self._release)
+        self._uses.when_drained(closed)
+
+    def wait_closed(self, timeout: float) -> bool:
+        """Whether the last use ended within `timeout` seconds."""
+        return self._uses.wait_drained(timeout)
+
+    def _release(self) -> None:
         os.close(self.pidfd)
         self._page.close()
 

@@ -95,17 +95,17 @@ class PeerPage:
                 f"{found[len(_MAGIC) :].hex()}"
             )
         self._keeper = process.keeper
-        self._word = ctypes.c_uint32.from_address(self._mapping.address + _WORD)
+        self.word = ctypes.c_uint32.from_address(self._mapping.address + _WORD)
 
     @property
     def alive(self) -> bool:
         """Whether the process still has the address space that it had, and still serves."""
-        return self._word.value == self._keeper
+        return self.word.value == self._keeper
 
     @property
     def fate(self) -> str:
         """Why it is not alive, in words."""
-        if self._word.value == 0:
+        if self.word.value == 0:
             return "it has stopped its shm transport"
         return "its process has ended, or executes another program now"
 

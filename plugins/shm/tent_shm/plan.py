@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.descriptor import BufferDescriptor, SegmentDescriptor
+from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import PermissionDenied, TentError
-from tent_core.inflight import InFlight
 from tent_core.types import Opcode, Permission
 from tent_core.work import Iovecs, Requests
-from tent_shm.mapping import Mapping
 from tent_shm.stream import Stream
+from tent_shm.target import Target
 
 PIECE_BYTES = 4096
 """What a block costs beside its bytes, in bytes of copying: about 0.3 microseconds (README.md)."""
 
 DIRECT_BYTES = 4 << 20
 """Blocks of this mean size go one by one by memmove, twice as fast as by the kernel (README.md)."""
-
-
-@dataclass(eq=False)
-class Target:
-    """A buffer of the peer, ready to be read and written: mapped here, or (None) in its owner's memory.
-
-    `marks` counts the submissions that use it; `gone` says why it may be used no more, once it may not.
-    """
-
-    buffer: BufferDescriptor
-    mapping: Mapping | None
-    marks: InFlight = field(default_factory=InFlight)
-    gone: Exception | None = None
-
-    @property
-    def offset(self) -> int:
-        """What to add to an address of its owner, modulo 2^64, to get where those bytes are mapped here."""
-        if self.mapping is None:
-            return 0
-        return (self.mapping.address - self.buffer.address) % (1 << 64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,19 +39,27 @@ class Plan:
     microseconds, moves everything at once, keeps the GIL, and answers `quick_answer` if all has moved.
     """
 
-    requests: Requests
     segment: SegmentDescriptor
     targets: tuple[Target, ...]
     streams: tuple[Stream, ...]
     refusals: tuple[Refusal, ...]
-    weight: int
+    total: int
     quick: Callable[[], int | None] | None = None
     quick_answer: int | None = None
 
-    @property
-    def marks(self) -> Iterator[InFlight]:
-        """Where a submission marks itself."""
-        return (target.marks for target in self.targets)
+    def begin(self) -> bool:
+        """Mark every target as in use; False, with none marked, when one of them is gone."""
+        for i, target in enumerate(self.targets):
+            if not target.begin():
+                for marked in self.targets[:i]:
+                    marked.end()
+                return False
+        return True
+
+    def end(self) -> None:
+        """Take the marks back, after the last call has returned."""
+        for target in self.targets:
+            target.end()
 
     @property
     def gone(self) -> Exception | None:
@@ -123,14 +110,17 @@ def make(
     else:
         streams, refusals = _sorted_out(requests, targets, causes, ways)
     plan = Plan(
-        requests,
         segment,
         tuple(targets.values()),
         tuple(streams),
         tuple(refusals),
-        weight(len(requests), requests.total),
+        requests.total,
     )
-    if len(streams) == 1 and not refusals and plan.weight <= ways.quick_weight:
+    if (
+        len(streams) == 1
+        and not refusals
+        and weight(len(requests), requests.total) <= ways.quick_weight
+    ):
         (stream,) = streams
         if not stream.direct or len(requests) == 1:
             plan.quick = stream.whole(keep_gil=True)

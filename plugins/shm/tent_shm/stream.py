@@ -78,6 +78,13 @@ class Stream:
 
         Raises OSError: EFAULT when the byte at `start` is not there, on one side or the other.
         """
+        if (start, stop) == (0, self.total) and self._fits_one_call:
+            answer = self.whole(keep_gil=False)()
+            if answer is None:
+                return self.total
+            if answer <= 0:
+                raise syscalls.last_error()
+            return answer
         if self.direct:
             return self._move_block(start, stop)
         first, last, stop = window(self.ends, start, stop)
@@ -89,6 +96,11 @@ class Stream:
         if moved <= 0:
             raise syscalls.last_error()
         return moved
+
+    @property
+    def _fits_one_call(self) -> bool:
+        most = 1 if self.direct else syscalls.MAX_PIECES
+        return len(self.local) <= most and self.total <= STEP_BYTES
 
     def _move_block(self, start: int, stop: int) -> int:
         row = row_at(self.ends, start)
@@ -111,7 +123,7 @@ class Stream:
 
 def row_at(ends: Ends, position: int) -> int:
     """The request to which the byte at `position` belongs."""
-    return int(np.searchsorted(ends, np.uint64(position), "right"))
+    return int(ends.searchsorted(np.uint64(position), "right"))
 
 
 def window(
@@ -123,7 +135,7 @@ def window(
     """
     stop = min(stop, start + size)
     first = row_at(ends, start)
-    last = int(np.searchsorted(ends, np.uint64(stop), "left")) + 1
+    last = int(ends.searchsorted(np.uint64(stop), "left")) + 1
     last = min(last, first + pieces)
     return first, last, min(stop, int(ends[last - 1]))
 

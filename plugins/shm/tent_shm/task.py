@@ -16,7 +16,7 @@ from tent_core.errors import PeerDeparted, TransportError
 from tent_core.types import Status
 from tent_core.work import Work
 from tent_shm.plan import Plan
-from tent_shm.stream import Gap, Outcome, Stream, runs, runs_of, settle, shares
+from tent_shm.stream import Gap, Outcome, Stream, row_at, runs, runs_of, settle, shares
 
 _OTHERS = -2
 """Marks requests that are not of the streams reported: they were refused."""
@@ -117,7 +117,7 @@ def end_of_fault(stream: Stream, position: int, stop: int, error: OSError) -> in
     if error.errno != errno.EFAULT:
         return stop
     ends = stream.ends
-    return min(stop, int(ends[np.searchsorted(ends, np.uint64(position), "right")]))
+    return min(stop, int(ends[row_at(ends, position)]))
 
 
 def explain(stream: Stream, position: int, error: OSError) -> Exception:

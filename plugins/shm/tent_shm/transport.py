@@ -14,13 +14,14 @@ from tent_core.transport import LocalBuffer, Peer, Transport, TransportContext
 from tent_core.types import MemoryKind, Opcode, Permission, memory_kind
 from tent_shm import mapping, syscalls
 from tent_shm.attribute import BufferAttribute, Malformed, ProcessAttribute
-from tent_shm.endpoint import NAME, ShmEndpoint, Tools
+from tent_shm.endpoint import ShmEndpoint, Tools
 from tent_shm.keeper import Keeper
 from tent_shm.owner import Owner
 from tent_shm.page import IdentityPage
 from tent_shm.plan import Ways
 from tent_shm.pool import Pool
 from tent_shm.settings import Settings
+from tent_shm.targets import NAME
 
 STOP_TIMEOUT_S = 1.8
 

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.descriptor import Attribute, BufferDescriptor, HostIdentity, PeerKey, SegmentDescriptor
+from tent_core.descriptor import (
+    Attribute,
+    BufferDescriptor,
+    HostIdentity,
+    PeerKey,
+    SegmentDescriptor,
+)
 from tent_core.host import identify
 from tent_core.transport import LocalBuffer
 from tent_core.types import BufferState, Opcode, Permission
@@ -72,7 +78,9 @@ class Node:
         self.locals: dict[int, LocalBuffer] = {}
         self.descriptors: dict[int, BufferDescriptor] = {}
 
-    def allocate(self, size: int, permission: Permission = Permission.GLOBAL_READ_WRITE) -> LocalBuffer:
+    def allocate(
+        self, size: int, permission: Permission = Permission.GLOBAL_READ_WRITE
+    ) -> LocalBuffer:
         fd = os.memfd_create("tent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(fd, whole)
