@@ -305,12 +305,19 @@ class Engine:
     def _connect(self, name: str, timeout: float) -> LivePeer:
         from tent_core.peers import Listener, LivePeer
 
-        peer = LivePeer(self._host, self._transports, self._log, self._retire, self._refreshed)
-        peer.attach(self._control.connect(name, timeout, Listener(peer)))
+        listener = Listener(
+            LivePeer(self._host, self._transports, self._log, self._retire, self._refreshed)
+        )
+        connection = self._control.connect(name, timeout, listener)
+        # The engine that answers may be a peer that was opened under another of its names.
+        known = connection.listener
+        peer = known.peer if isinstance(known, Listener) else listener.peer
+        peer.attach(connection)
         with self._lock:
             closed = self._closed
-            if not closed:
-                self._peers[name] = peer
+            if not closed and peer.departed is None:
+                self._peers[peer.key.name] = peer
+        peer.check_alive()
         if closed:
             peer.depart("the engine was closed")
             raise ClosedError("the engine was closed while a segment was being opened")

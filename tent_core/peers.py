@@ -131,15 +131,15 @@ class Listener:
     """Hands the control plane's events to a peer; implements `control.plane.ConnectionListener`."""
 
     def __init__(self, peer: LivePeer) -> None:
-        self._peer = peer
+        self.peer = peer
 
     def updated(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         """The peer published a new snapshot."""
-        self._peer.updated(old, new)
+        self.peer.updated(old, new)
 
     def departed(self, reason: str) -> None:
         """The peer is gone."""
-        self._peer.depart(reason)
+        self.peer.depart(reason)
 
 
 class _Update:
@@ -188,13 +188,19 @@ class LivePeer:
         self.departed: str | None = None
 
     def attach(self, connection: Connection) -> None:
-        """Adopt the connection that this peer listens to, with its newest snapshot."""
+        """Adopt the connection that this peer listens to, with its newest snapshot. Idempotent."""
         with self._lock:
+            if self.attached:
+                return
             self.connection = connection
             self.attached = True
             self._adopt(connection.descriptor)
             version = self._segment.version
-        connection.acknowledge(version)
+            departed = self.departed is not None
+        if departed:  # before it was attached: there is nothing to release but the connection
+            self._retire(self)
+        else:
+            connection.acknowledge(version)
 
     @property
     def key(self) -> PeerKey:
@@ -380,6 +386,8 @@ class LivePeer:
             if self.departed is not None:
                 return
             self.departed = reason
+            if not self.attached:
+                return
             self.epoch += 1
             self.plans = {}
             endpoints, self.ready = self.ready, {}

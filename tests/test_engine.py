@@ -449,6 +449,14 @@ def test_reopening_a_segment_reuses_the_peer(joined: Joined) -> None:
     assert joined.mock().count("connect") == 1
 
 
+def test_two_names_of_one_engine_are_one_peer(joined: Joined) -> None:
+    port = joined.there.segment_name.rpartition(":")[2]
+    with joined.here.open_segment(f"localhost:{port}") as again:
+        again.write(joined.local, again.buffer("target"))
+        assert again.name == joined.segment.name
+    assert len(joined.here.peers()) == 1
+
+
 def test_a_peer_that_closes_has_departed_and_everything_of_it_fails_clearly(joined: Joined) -> None:
     prepared = joined.segment.prepare("write", joined.local, joined.remote)
     prepared.run()

@@ -276,6 +276,20 @@ def test_an_endpoint_made_while_the_peer_departs_is_closed(harness: Harness) -> 
     assert harness.retired.wait(5)
 
 
+def test_a_peer_that_departed_before_it_was_attached_is_retired() -> None:
+    made = Harness()
+    retired: list[LivePeer] = []
+    fresh = LivePeer(HOST, made.transports, made.log, retired.append, lambda *_: None)
+    fresh.depart("its process ended")
+    assert retired == []
+    connection: Any = FakeConnection(snapshot(1, buffer(0)))
+    fresh.attach(connection)
+    assert retired == [fresh]
+    with pytest.raises(PeerDeparted, match="its process ended"):
+        fresh.check_alive()
+    made.stop()
+
+
 def test_what_came_before_the_peer_was_attached_is_in_the_snapshot_that_it_adopts() -> None:
     made = Harness(buffer(0))
     fresh = LivePeer(HOST, made.transports, made.log, lambda _: None, lambda *_: None)
