@@ -278,6 +278,9 @@ class LivePeer:
             self.check_alive()
             if name in self.unreachable:
                 raise Unreachable(self.unreachable[name])
+            endpoint = self.ready.get(name)
+            if endpoint is not None:  # made since the first look
+                return endpoint
             future = self._connecting.get(name)
             if future is None:
                 future = running.calls.submit(lambda: self._connect(running))
