@@ -54,8 +54,8 @@ def table(
     _stdout().print(shown)
 
 
-def facts(pairs: Iterable[tuple[str, object]], *, title: str | None = None) -> None:
-    """Print names and values in two columns on stdout."""
+def facts(rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
+    """Print rows of equal length without lines or heads on stdout; only the last column is folded."""
     shown = Table(
         box=None,
         show_header=False,
@@ -64,10 +64,11 @@ def facts(pairs: Iterable[tuple[str, object]], *, title: str | None = None) -> N
         title_style="bold",
         pad_edge=False,
     )
-    shown.add_column(style="bold")
-    shown.add_column(overflow="fold")
-    for name, value in pairs:
-        shown.add_row(Text(name), Text(str(value), _STYLES.get(str(value), "")))
+    for index in range(len(rows[0])):
+        last = index == len(rows[0]) - 1
+        shown.add_column(overflow="fold", no_wrap=not last)
+    for row in rows:
+        shown.add_row(*(Text(str(cell), _STYLES.get(str(cell), "")) for cell in row))
     _stdout().print(shown)
 
 

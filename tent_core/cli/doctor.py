@@ -54,9 +54,12 @@ def command(
 
 
 def _show(findings: list[Finding]) -> None:
+    width = max(len(finding.subject) for finding in findings)
     for topic, group in groupby(findings, key=lambda finding: finding.topic):
-        console.table(
-            ("", "what", "found", "what to do"),
-            [(f.level.value, f.subject, f.found, f.remedy) for f in group],
-            title=topic,
+        console.facts(
+            [(f.level.value, f.subject.ljust(width), _text(f)) for f in group], title=f"\n{topic}"
         )
+
+
+def _text(finding: Finding) -> str:
+    return f"{finding.found}\n-> {finding.remedy}" if finding.remedy else finding.found

@@ -8,6 +8,7 @@ from tent_core.doctor.finding import Finding, Level
 from tent_core.topology import Gid, Nic, RdmaDevice, RdmaPort, Topology
 
 _TOPIC = "devices"
+_MODULES = ("ib_core", "ib_uverbs", "rdma_cm", "mlx5_ib", "rdma_rxe", "siw", "nvidia_peermem")
 
 
 def devices(topology: Topology) -> list[Finding]:
@@ -16,6 +17,7 @@ def devices(topology: Topology) -> list[Finding]:
         *(_numa(topology)),
         *(_nic(nic) for nic in topology.nics if not nic.loopback),
         *_rdma(topology),
+        _modules(topology),
     ]
 
 
@@ -25,6 +27,13 @@ def _numa(topology: Topology) -> Iterator[Finding]:
         yield Finding(
             _TOPIC, f"NUMA node {node.id}", Level.INFO, f"{len(node.cpus)} CPUs, {memory}"
         )
+
+
+def _modules(topology: Topology) -> Finding:
+    loaded = [name for name in _MODULES if name in topology.modules]
+    missing = [name for name in _MODULES if name not in topology.modules]
+    found = f"loaded: {', '.join(loaded) or 'none'}; not loaded: {', '.join(missing) or 'none'}"
+    return Finding(_TOPIC, "kernel modules", Level.INFO, found)
 
 
 def _nic(nic: Nic) -> Finding:

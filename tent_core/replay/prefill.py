@@ -147,5 +147,5 @@ def check_requests(requests: Sequence[TraceRequest], geometry: Geometry, pool_by
     """Raise PoolTooSmall, with the size that all of them need, if one does not fit into such a pool."""
     largest = max(range(len(requests)), key=lambda index: len(requests[index].hashes))
     geometry.check_fits(
-        len(requests[largest].hashes), pool_bytes, f"request {largest} of the trace"
+        len(requests[largest].hashes), pool_bytes, f"request {largest + 1} of the trace"
     )

@@ -128,10 +128,10 @@ def test_a_request_larger_than_the_receivers_pool_says_which_pool_would_do(engin
     prefill, decode = roles(engines, 2)
     serving = in_thread(decode.serve)
     with pytest.raises(
-        PoolTooSmall, match=r"request 1 of the trace has 3 blocks .* --pool-size 1MiB"
+        PoolTooSmall, match=r"request 2 of the trace has 3 blocks .* --pool-size 1MiB"
     ):
         prefill.run("decode:2", (request(1), request(1, 2, 3)))
-    with pytest.raises(ReplayError, match="request 1 of the trace has 3 blocks"):
+    with pytest.raises(ReplayError, match="request 2 of the trace has 3 blocks"):
         serving.result(TIMEOUT)
 
 
