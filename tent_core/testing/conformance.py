@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,6 +40,34 @@ SIZES = (1, 3, 64, 4095, 4096, 4097, 64 * KIB, 256 * KIB + 1, 3 * MIB + 5)
 
 MANY = 2500
 """Blocks of a batch; more than two vectored system calls take (IOV_MAX is 1024)."""
+
+HAMMER = """
+import threading
+
+def hammer(segment_name, buffer_name):
+    global hammering, outcome, rounds
+    outcome, rounds = [], 0
+    segment = engine.open_segment(segment_name)
+    remote = segment.buffer(buffer_name)
+    source = engine.allocate(remote.length)
+    source.array[:] = 255
+    offsets = np.arange(0, remote.length, 1024)
+
+    def write():
+        global rounds
+        try:
+            while True:
+                segment.write_many(source, offsets, remote, offsets[::-1], 1024)
+                rounds += 1
+        except tent.TentError as error:
+            outcome.append(type(error).__name__)
+            segment.close()
+            source.unregister()
+
+    hammering = threading.Thread(target=write, daemon=True)
+    hammering.start()
+"""
+"""For another process: writes to a buffer of this one, again and again, until that fails."""
 
 
 @dataclass
@@ -445,6 +474,43 @@ class TransportConformance:
             look = "(lambda n: (n.name, n.payload, set(pool.array.tolist())))(engine.next_notification(10))"
             assert elsewhere.run(look) == ("written", b"5", {5})
 
+    @pytest.mark.parametrize("memory", [ALLOCATED, REGISTERED])
+    def test_no_byte_changes_after_unregister_although_another_process_goes_on_writing(
+        self, elsewhere: PeerProcess, memory: str
+    ) -> None:
+        elsewhere.run(HAMMER)
+        with self.engine() as here:
+            for round_ in range(10):
+                target, array = _target_of_hammer(here, elsewhere, memory)
+                target.unregister()
+                array[:] = round_
+                _stays(array, round_)
+                elsewhere.run("hammering.join(10)")
+                (outcome,) = elsewhere.run("outcome")
+                assert outcome in ("StaleHandle", "BufferRevoked", "TransferFailed")
+
+    @pytest.mark.parametrize("memory", [ALLOCATED, REGISTERED])
+    @pytest.mark.parametrize("end", ["resume", "kill"])
+    def test_a_stopped_process_holds_up_unregister_until_it_can_write_no_more(
+        self, elsewhere: PeerProcess, memory: str, end: str
+    ) -> None:
+        elsewhere.run(HAMMER)
+        with self.engine() as here:
+            target, array = _target_of_hammer(here, elsewhere, memory)
+            elsewhere.stop()
+            if self.capabilities.owner_checked:
+                target.unregister(timeout=10.0)
+                array[:] = 1
+            else:
+                with pytest.raises(tent.RevocationTimeout) as raised:
+                    target.unregister(timeout=0.5)
+                assert elsewhere.segment_name in "".join(raised.value.holders)
+            getattr(elsewhere, end)()
+            if not self.capabilities.owner_checked:
+                target.unregister(timeout=10.0)
+                array[:] = 1
+            _stays(array, 1)
+
     def test_a_peer_killed_in_the_middle_fails_the_transfer_with_a_cause(
         self, elsewhere: PeerProcess
     ) -> None:
@@ -469,3 +535,22 @@ class TransportConformance:
             assert not writer.is_alive()
             assert isinstance(failure[0], tent.TentError)
             assert elsewhere.segment_name in str(failure[0])
+
+
+def _target_of_hammer(
+    engine: tent.Engine, elsewhere: PeerProcess, memory: str
+) -> tuple[tent.Buffer, NDArray[np.uint8]]:
+    """A buffer that the other process is writing to, and its memory."""
+    array = np.zeros(256 * KIB, np.uint8)
+    target = engine.register(array) if memory == REGISTERED else engine.allocate(len(array))
+    array = target.array
+    elsewhere.run("hammer(segment_name, name)", segment_name=engine.segment_name, name=target.name)
+    assert wait_until(lambda: elsewhere.run("outcome or rounds > 2")) is True
+    return target, array
+
+
+def _stays(array: NDArray[np.uint8], value: int, seconds: float = 0.05) -> None:
+    """Every byte is `value`, and stays so for a while."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert np.all(array == value)
