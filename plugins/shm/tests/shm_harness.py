@@ -8,8 +8,8 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +71,7 @@ class Node:
     """One process's transport, with the memory that it offers."""
 
     def __init__(self, name: str, **settings: Any) -> None:
+        self.conn: Any = None
         self.context = Context(PeerKey(name, os.urandom(16)), Settings(**settings))
         self.transport = ShmTransport()
         self.transport.start(self.context)
@@ -163,9 +164,15 @@ class FakePeer:
 Step = Callable[..., Any]
 
 
+def bytes_of(node: Node, number: int, start: int, stop: int) -> bytes:
+    """What the owner has there."""
+    return node.arrays[number][start:stop].tobytes()
+
+
 def serve(conn: Any, setup: Step, settings: dict[str, Any]) -> None:
     """The owner's process: makes a node, then does what it is asked, function by function."""
     node = Node("owner:1", **settings)
+    node.conn = conn
     setup(node)
     conn.send(node.segment())
     while True:
@@ -200,6 +207,14 @@ class Owner:
         assert self.conn.poll(TIMEOUT), "the owner does not answer"
         return self.conn.recv()
 
+    def read_line(self) -> bytes:
+        """What a program says that has taken the place of the owner's."""
+        line = b""
+        while not line.endswith(b"\n"):
+            assert self.conn.poll(TIMEOUT), f"the new program says no more than {line!r}"
+            line += os.read(self.conn.fileno(), 1)
+        return line.strip()
+
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
 
@@ -213,6 +228,38 @@ class Owner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def pair(setup: Step, size: int = 1 << 20, **settings: Any) -> Iterator[Pair]:
+    """An owner, and a node here with buffers 0 (allocated) and 1 (registered) that is connected to it."""
+    with Owner(setup) as owner:
+        node = Node("here:1", **settings)
+        try:
+            node.allocate(size)
+            node.register(np.zeros(size, np.uint8))
+            for array in node.arrays.values():
+                array[:] = noise(size, 1)
+            yield Pair(owner, node, node.transport.connect(owner.peer))
+        finally:
+            node.transport.stop()
+
+
+@dataclass
+class Pair:
+    owner: Owner
+    node: Node
+    endpoint: ShmEndpoint
+
+    def transfer(self, opcode: Opcode, rows: Sequence[Row], **options: Any) -> Work:
+        """Submit rows and wait; checks that each was reported once."""
+        return transfer(self.endpoint, self.node, self.owner.peer, opcode, rows, **options)
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Both sides of these rows have the same bytes."""
+        for here, at, there, to, size in rows:
+            expected = self.node.arrays[here][at : at + size].tobytes()
+            assert self.owner.ask(bytes_of, there, to, to + size) == expected
 
 
 Row = tuple[int, int, int, int, int]
@@ -264,7 +311,7 @@ def submit(
     return work, finished
 
 
-def moved(
+def transfer(
     endpoint: ShmEndpoint,
     node: Node,
     peer: FakePeer,
@@ -277,38 +324,6 @@ def moved(
     assert finished == [work]
     assert work.surplus == 0
     return work
-
-
-def until(condition: Callable[[], Any], what: str = "") -> Any:
-    deadline = time.monotonic() + TIMEOUT
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.001)
-    return answer
-
-
-# ---------------------------------------------------------------- what owners do when asked
-
-
-def allocated_and_registered(node: Node, size: int = 1 << 20) -> None:
-    """Buffer 0 is allocated, buffer 1 registered."""
-    node.allocate(size)
-    node.register(np.zeros(size, np.uint8))
-
-
-def fill(node: Node, number: int, seed: int) -> None:
-    array = node.arrays[number]
-    array[:] = noise(array.nbytes, seed)
-
-
-def digest(node: Node, number: int) -> bytes:
-    import hashlib
-
-    return hashlib.sha256(node.arrays[number]).digest()
-
-
-def contents(node: Node, number: int, start: int, stop: int) -> bytes:
-    return node.arrays[number][start:stop].tobytes()
 
 
 def noise(size: int, seed: int) -> Array:
