@@ -1,4 +1,4 @@
-"""The tcp transport under the suite that every transport must pass."""
+"""The shared suite for transports, over real engines."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The transport `tcp` of TENT: any two processes that a TCP connection can join."""

@@ -1,0 +1,149 @@
+"""One piece of work on its way over one stream: what is sent next, and what each answer means for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tent_core.errors import (
+    BufferRevoked,
+    PermissionDenied,
+    RangeError,
+    StaleHandle,
+    TransportError,
+    UsageError,
+)
+from tent_core.types import Opcode, Status
+from tent_core.work import Work
+from tent_tcp.messages import Generations, Message, split
+from tent_tcp.protocol import Verdict
+from tent_tcp.streams import Outcome, Patience, Stream, TimedOut
+
+_MISTAKES: dict[Verdict, type[UsageError]] = {
+    Verdict.UNKNOWN_BUFFER: StaleHandle,
+    Verdict.STALE_BUFFER: StaleHandle,
+    Verdict.REVOKED: BufferRevoked,
+    Verdict.DENIED: PermissionDenied,
+    Verdict.OUT_OF_RANGE: RangeError,
+}
+
+
+class Carriage:
+    """Carries one work over one stream. One thread at a time, which owns the stream meanwhile."""
+
+    def __init__(self, work: Work, stream: Stream, generations: Generations, peer: str) -> None:
+        self.work = work
+        self.stream = stream
+        self._generations = generations
+        self._peer = peer
+        self._messages: deque[Iterator[Message]] = deque([split(work.requests, generations)])
+        self._next: Message | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every message has been answered."""
+        return not self.stream.waiting and self._peek() is None
+
+    def post_next(self) -> bool:
+        """Post the next message if the stream has room for one; whether it did."""
+        if not self.stream.has_room(self.work.requests.opcode):
+            return False
+        message = self._peek()
+        if message is None:
+            return False
+        self._next = None
+        self.stream.post(message)
+        return True
+
+    def settle(self, outcome: Outcome) -> None:
+        """Report what an answer says. Blocks of other buffers than the refused one are sent again."""
+        message, answer, text = outcome
+        if answer.verdict is Verdict.OK:
+            self.work.complete(message.start, message.stop)
+            return
+        mistake = _MISTAKES.get(answer.verdict)
+        if mistake is None:
+            cause: Exception = TransportError(f"peer {self._peer} could not carry it out: {text}")
+            self.work.fail(cause, message.start, message.stop)
+            return
+        cause = mistake(f"peer {self._peer} refused {_verb(message.opcode)}: {text}")
+        ids = self.work.requests.remote_ids[message.start : message.stop]
+        refused = ids == ids[min(answer.position, len(ids) - 1)]
+        for start, stop, bad in _runs(refused):
+            if bad:
+                self.work.fail(cause, message.start + start, message.start + stop)
+            else:
+                again = split(
+                    self.work.requests,
+                    self._generations,
+                    message.start + start,
+                    message.start + stop,
+                )
+                self._messages.append(again)
+
+    def abandon(self, cause: TransportError) -> None:
+        """The stream is of no more use: everything that has no answer fails.
+
+        A WRITE of which bytes were sent is not fenced: the receiver may go on reading them.
+        """
+        status = Status.TIMEOUT if isinstance(cause, TimedOut) else Status.FAILED
+        waiting = self.stream.waiting
+        touched = len(waiting) - self.stream.untouched
+        for position, message in enumerate(waiting):
+            fenced = message.opcode == Opcode.READ or position >= touched
+            self.work.fail(cause, message.start, message.stop, fenced=fenced, status=status)
+        while (unsent := self._peek()) is not None:
+            self._next = None
+            self.work.fail(cause, unsent.start, unsent.stop, status=status)
+
+    def carry(self, patience: Patience) -> None:
+        """Drive it to its end, waiting. After StreamFailed or TimedOut it must be abandoned."""
+        stream, write = self.stream, self.work.requests.opcode == Opcode.WRITE
+        while True:
+            if self.post_next():
+                if write or len(stream.waiting) == 1:
+                    stream.push_wait(patience)
+                else:
+                    stream.push()
+            elif stream.waiting:
+                if not stream.pushed and len(stream.waiting) == 1:
+                    stream.push_wait(patience)
+                self.settle(stream.pull_wait(patience))
+            else:
+                return
+
+    def advance(self) -> bool:
+        """Go on as far as it goes without waiting; whether any byte moved. Raises StreamFailed."""
+        progress = False
+        while True:
+            while self.post_next():
+                pass
+            moved = self.stream.push()
+            outcome, received = self.stream.pull()
+            if outcome is not None:
+                self.settle(outcome)
+            progress = progress or moved or received
+            if outcome is None or self.finished:
+                return progress
+
+    def _peek(self) -> Message | None:
+        while self._next is None and self._messages:
+            self._next = next(self._messages[0], None)
+            if self._next is None:
+                self._messages.popleft()
+        return self._next
+
+
+def _runs(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int, bool]]:
+    """Maximal runs of equal flags: start, stop, flag."""
+    edges = np.flatnonzero(flags[1:] != flags[:-1]) + 1
+    for start, stop in itertools.pairwise([0, *edges.tolist(), len(flags)]):
+        yield start, stop, bool(flags[start])
+
+
+def _verb(opcode: Opcode) -> str:
+    return "a write" if opcode == Opcode.WRITE else "a read"

@@ -1,0 +1,189 @@
+"""All that this side keeps for one peer: its address, the generations of its buffers, the streams to it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tent_core import address
+from tent_core.descriptor import SegmentDescriptor
+from tent_core.errors import StaleHandle, TransportError, Unreachable
+from tent_core.transport import Endpoint, Peer
+from tent_core.work import Work
+from tent_tcp.carriage import Carriage
+from tent_tcp.messages import Generations
+from tent_tcp.mover import Mover
+from tent_tcp.pool import Pool
+from tent_tcp.protocol import Attribute, Malformed, pack_hello
+from tent_tcp.settings import Settings
+from tent_tcp.streams import Dialing, Endpoints, Patience, Stream, StreamFailed, TimedOut, dial
+
+NAME = "tcp"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the peer's receiver is, and how to introduce oneself. Made from one published attribute."""
+
+    attribute: bytes
+    endpoints: Endpoints
+    hello: bytes
+    buffer: int
+
+
+class TcpEndpoint(Endpoint):
+    """Carries work to one peer: in the submitting thread if that waits anyway, else in the mover's."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        settings: Settings,
+        mover: Mover,
+        target: Callable[[SegmentDescriptor], Target],
+        on_close: Callable[[TcpEndpoint], None],
+    ) -> None:
+        """`target` resolves a snapshot's attribute. Raises Unreachable and TransportError, as it does."""
+        self._peer = peer
+        self._settings = settings
+        self._mover = mover
+        self._find_target = target
+        self._on_close = on_close
+        self._spin_s = settings.spin / 1e6
+        self.pool = Pool(settings.streams, lambda: mover.resume(self))
+        snapshot = peer.segment
+        self._target: Target | TransportError = target(snapshot)
+        self._generations = Generations(snapshot.buffers)
+
+    def submit(self, work: Work) -> None:
+        unknown = self._unknown(work.requests.remote_used)
+        if unknown:
+            names = ", ".join(map(str, unknown))
+            work.fail(
+                StaleHandle(f"peer {self._peer.key} offers no buffer {names}; look it up again")
+            )
+            return
+        if not work.may_block:
+            if self.pool.closed is not None:
+                raise StreamFailed(self.pool.closed)
+            self._mover.submit(self, work)
+            return
+        try:
+            stream = self.pool.take(work.deadline, lambda: self._dial(work.deadline))
+        except TimedOut:
+            raise
+        except StreamFailed as cause:
+            self.suspect(cause)
+            raise
+        carriage = self.carriage(work, stream)
+        patience = Patience(
+            work.deadline, self._settings.stall_timeout, self._spin_s, self._interrupted
+        )
+        try:
+            carriage.carry(patience)
+        except StreamFailed as cause:
+            self.pool.discard(stream)
+            carriage.abandon(cause)
+            self.suspect(cause)
+        except BaseException as error:  # such as KeyboardInterrupt, which may come anywhere
+            self.pool.discard(stream)
+            carriage.abandon(StreamFailed(f"the transfer was interrupted by {error!r}"))
+            raise
+        else:
+            self.pool.give(stream)
+
+    def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
+        self._generations = Generations(new.buffers)
+        attribute = new.attributes.get(NAME)
+        current = self._target.attribute if isinstance(self._target, Target) else b""
+        if attribute is None:
+            self._target = TransportError(f"peer {self._peer.key} serves tcp no more")
+        elif attribute.payload != current:
+            try:
+                self._target = self._find_target(new)
+            except TransportError as error:
+                self._target = error
+        else:
+            return
+        self.pool.renew()
+
+    def close(self, reason: str) -> None:
+        text = f"the connection to peer {self._peer.key} was closed: {reason}"
+        self.pool.close(text)
+        self._mover.close(self, text)
+        self._on_close(self)
+
+    def holdings(self) -> Mapping[str, int]:
+        return {"streams": len(self.pool)}
+
+    # ---------------------------------------------------------------- for the mover
+
+    def carriage(self, work: Work, stream: Stream) -> Carriage:
+        """The work, ready to go over that stream."""
+        return Carriage(work, stream, self._generations, str(self._peer.key))
+
+    def dialing(self) -> Dialing:
+        """A new connection in the making. Raises StreamFailed."""
+        target = self._target
+        if not isinstance(target, Target):
+            raise StreamFailed(str(target))
+        return Dialing(target.endpoints, target.hello, target.buffer)
+
+    def suspect(self, cause: StreamFailed) -> None:
+        """Tell the engine, unless the peer was only slow or it was this side that closed."""
+        if not isinstance(cause, TimedOut) and self.pool.closed is None:
+            self._peer.suspect(cause)
+
+    def _dial(self, deadline: float) -> Stream:
+        until = min(deadline, time.monotonic() + self._settings.connect_timeout)
+        patience = Patience(until, self._settings.connect_timeout, 0.0, self._interrupted)
+        dialing = self.dialing()
+        try:
+            return dial(dialing, patience)
+        except TimedOut:
+            if until == deadline:
+                raise
+            raise StreamFailed(
+                f"no connection to peer {self._peer.key} at {dialing.where} within "
+                f"{self._settings.connect_timeout:g} s"
+            ) from None
+
+    def _interrupted(self) -> str | None:
+        return self.pool.closed
+
+    def _unknown(self, ids: tuple[int, ...]) -> list[int]:
+        """Those that are no buffers of the peer. A snapshot newer than the last refresh is looked at once."""
+        unknown = self._generations.unknown(ids)
+        if unknown:
+            self._generations = Generations(self._peer.segment.buffers)
+            unknown = self._generations.unknown(ids)
+        return unknown
+
+
+def make_target(
+    settings: Settings, name: str, incarnation: bytes, same_machine: bool, payload: bytes
+) -> Target:
+    """What an attribute says, resolved. Raises Unreachable if it never can be used, else TransportError."""
+    try:
+        attribute = Attribute.decode(payload)
+        where = address.parse(attribute.address)
+    except (Malformed, address.AddressError) as error:
+        raise Unreachable(f"its tcp {error}; both sides need versions that go together") from None
+    if address.is_loopback(where.host) and not same_machine:
+        raise Unreachable(
+            f"it advertises {attribute.address}, which is loopback, and is on another machine; "
+            "set `advertise` (and `listen`) there to an address that reaches it"
+        )
+    try:
+        found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransportError(
+            f"its address {attribute.address} cannot be resolved: {error}"
+        ) from None
+    return Target(
+        payload,
+        [(family, sockaddr) for family, _, _, _, sockaddr in found],
+        pack_hello(attribute.secret, name, incarnation, same_machine),
+        settings.local_buffer if same_machine else settings.socket_buffer,
+    )

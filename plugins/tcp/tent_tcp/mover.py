@@ -1,0 +1,198 @@
+"""Carries the work that nobody waits for in a thread of theirs: all peers in one thread that never waits."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tent_core.errors import TransportError
+from tent_core.work import Work
+from tent_tcp.carriage import Carriage
+from tent_tcp.pool import AllInUse
+from tent_tcp.reactor import Reactor
+from tent_tcp.streams import Dialing, Stream, StreamFailed, TimedOut
+
+if TYPE_CHECKING:
+    from tent_tcp.endpoint import TcpEndpoint
+
+
+class Mover:
+    """Works through what endpoints hand over, in the reactor's thread."""
+
+    def __init__(self, reactor: Reactor, stall_s: float, connect_s: float) -> None:
+        self.reactor = reactor
+        self.stall_s = stall_s
+        self.connect_s = connect_s
+        self._journeys: set[_Journey] = set()
+        self._queues: dict[TcpEndpoint, deque[_Journey]] = {}
+        self._ticking = False
+
+    def submit(self, endpoint: TcpEndpoint, work: Work) -> None:
+        """Carry `work`. Raises TransportError when the transport has stopped."""
+        if not self.reactor.call(partial(self._accept, endpoint, work)):
+            raise TransportError("the transport tcp has stopped")
+
+    def resume(self, endpoint: TcpEndpoint) -> None:
+        """A stream of `endpoint` is free again."""
+        self.reactor.call(partial(self._resume, endpoint))
+
+    def close(self, endpoint: TcpEndpoint, reason: str) -> None:
+        """Fail all work of `endpoint`, soon."""
+        self.reactor.call(partial(self._close, endpoint, reason))
+
+    def close_all(self, reason: str) -> None:
+        """Fail all work, soon."""
+        self.reactor.call(partial(self._close, None, reason))
+
+    # ---------------------------------------------------------------- in the reactor's thread
+
+    def _accept(self, endpoint: TcpEndpoint, work: Work) -> None:
+        journey = _Journey(self, endpoint, work)
+        self._journeys.add(journey)
+        if not self._ticking:
+            self._ticking = True
+            self.reactor.every_tick(self._tick)
+        self._begin(journey)
+
+    def _begin(self, journey: _Journey) -> bool:
+        """False: no stream is free, so it waits for one."""
+        try:
+            journey.begin()
+        except AllInUse:
+            self._queues.setdefault(journey.endpoint, deque()).append(journey)
+            return False
+        return True
+
+    def _resume(self, endpoint: TcpEndpoint) -> None:
+        queue = self._queues.pop(endpoint, deque())
+        while queue:
+            journey = queue.popleft()
+            if journey in self._journeys and not self._begin(journey):
+                self._queues[endpoint].extend(queue)
+                return
+
+    def _close(self, endpoint: TcpEndpoint | None, reason: str) -> None:
+        for journey in list(self._journeys):
+            if endpoint is None or journey.endpoint is endpoint:
+                journey.fail(StreamFailed(reason))
+
+    def ended(self, journey: _Journey) -> None:
+        """A journey is over, one way or the other."""
+        self._journeys.discard(journey)
+
+    def _tick(self, now: float) -> bool:
+        for journey in list(self._journeys):
+            cause = journey.overdue(now)
+            if cause is not None:
+                journey.fail(cause)
+        self._ticking = bool(self._journeys)
+        return self._ticking
+
+
+class _Journey:
+    """One work on its way: waiting for a stream, making one, or carried by one."""
+
+    def __init__(self, mover: Mover, endpoint: TcpEndpoint, work: Work) -> None:
+        self.endpoint = endpoint
+        self._mover = mover
+        self._reactor = mover.reactor
+        self._work = work
+        self._progress = time.monotonic()
+        self._dialing: Dialing | None = None
+        self._carriage: Carriage | None = None
+        self._events = 0
+
+    def begin(self) -> None:
+        """Take a stream, or make one. Raises AllInUse."""
+        try:
+            stream = self.endpoint.pool.take_now()
+            if stream is not None:
+                self._carry(stream)
+                return
+            try:
+                self._dialing = self.endpoint.dialing()
+            except StreamFailed:
+                self.endpoint.pool.not_made()
+                raise
+        except StreamFailed as cause:
+            self.fail(cause)
+            return
+        self._progress = time.monotonic()
+        self._reactor.watch(self._dialing.descriptor, self._dialing.events, self._go_on_dialing)
+
+    def overdue(self, now: float) -> StreamFailed | None:
+        """Why it has taken too long, or None."""
+        if now >= self._work.deadline:
+            return TimedOut("the deadline of the transfer has passed")
+        if self._dialing is not None and now >= self._progress + self._mover.connect_s:
+            return TimedOut(f"no connection within {self._mover.connect_s:g} s")
+        if self._carriage is not None and now >= self._progress + self._mover.stall_s:
+            return TimedOut(f"not a byte moved for {self._mover.stall_s:g} s")
+        return None
+
+    def fail(self, cause: StreamFailed) -> None:
+        """End it, in whatever stage it is."""
+        self._mover.ended(self)
+        dialing, self._dialing = self._dialing, None
+        if dialing is not None:
+            self._reactor.forget(dialing.descriptor)
+            dialing.close()
+            self.endpoint.pool.not_made()
+        carriage, self._carriage = self._carriage, None
+        if carriage is not None:
+            self._reactor.forget(carriage.stream.descriptor)
+            self.endpoint.pool.discard(carriage.stream)
+            carriage.abandon(cause)
+        else:
+            self._work.fail(cause)
+
+    def _go_on_dialing(self, _: int) -> None:
+        dialing = self._dialing
+        assert dialing is not None
+        self._reactor.forget(dialing.descriptor)  # the next address has another socket
+        try:
+            stream = dialing.advance()
+            if stream is None:
+                self._reactor.watch(dialing.descriptor, dialing.events, self._go_on_dialing)
+                return
+            self._dialing = None
+            self.endpoint.pool.made(stream)
+        except StreamFailed as cause:
+            if self._dialing is not None:
+                self._dialing = None
+                self.endpoint.pool.not_made()
+            self.fail(cause)
+            self.endpoint.suspect(cause)
+            return
+        self._carry(stream)
+
+    def _carry(self, stream: Stream) -> None:
+        self._carriage = self.endpoint.carriage(self._work, stream)
+        self._events = 0
+        self._progress = time.monotonic()
+        self._go_on(0)
+
+    def _go_on(self, _: int) -> None:
+        carriage = self._carriage
+        assert carriage is not None
+        try:
+            if carriage.advance():
+                self._progress = time.monotonic()
+        except StreamFailed as cause:
+            self.fail(cause)
+            self.endpoint.suspect(cause)
+            return
+        stream = carriage.stream
+        if carriage.finished:
+            self._carriage = None
+            self._reactor.forget(stream.descriptor)
+            self._mover.ended(self)
+            self.endpoint.pool.give(stream)
+            return
+        events = select.EPOLLIN if stream.pushed else select.EPOLLIN | select.EPOLLOUT
+        if events != self._events:
+            self._events = events
+            self._reactor.watch(stream.descriptor, events, self._go_on)

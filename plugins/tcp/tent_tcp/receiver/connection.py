@@ -1,0 +1,295 @@
+"""One accepted stream: a state machine that takes what has arrived, and never waits."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tent_tcp.protocol import (
+    HELLO_SIZE,
+    MAX_NAME,
+    READ,
+    REQUEST_SIZE,
+    ROW_SIZE,
+    WRITE,
+    Malformed,
+    Request,
+    Rows,
+    Verdict,
+    check_lengths,
+    pack_answer,
+    parse_hello,
+    parse_request,
+    secrets_match,
+)
+from tent_tcp.receiver.owner import Fault, Owner
+from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Scratch
+from tent_tcp.receiver.registry import Admission, Registry
+from tent_tcp.syscalls import HOLDING, last_error, would_block
+from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
+
+TURN_BYTES = 1 << 20
+"""About what one stream moves before the others have their turn."""
+
+_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+
+_REASONS = {
+    Verdict.UNKNOWN_BUFFER: "there is no such buffer",
+    Verdict.STALE_BUFFER: "that registration is gone, and its id belongs to another",
+    Verdict.REVOKED: "its owner has withdrawn it",
+    Verdict.DENIED: "its permission forbids this",
+    Verdict.OUT_OF_RANGE: "the block does not lie inside it",
+}
+
+
+@dataclass(slots=True)
+class Desk:
+    """What all connections of a receiver share."""
+
+    secret: bytes
+    registry: Registry
+    owner: Owner
+    scratch: Scratch
+    handshake_s: float
+    stall_s: float
+    local_buffer: int
+    messages: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class Task:
+    """A request that is being carried out."""
+
+    request: Request
+    rows: Rows | None  # None: the one row is in the request
+    payload: Payload
+    verdict: Verdict = Verdict.OK
+    position: int = 0
+    text: str = ""
+    moved: int = 0
+
+    def uses(self, buffer: int) -> bool:
+        """Whether any of its blocks lies in that buffer."""
+        if self.rows is None:
+            return self.request.row[0] == buffer
+        return bool((self.rows[:, 0] == buffer).any())
+
+
+class Connection:
+    """One accepted stream, without its place in the event loop.
+
+    `turn` goes on with what has arrived. `deadline` is when it must have made progress, `peer` is who it said
+    it is (name, incarnation), None until its secret was right.
+    """
+
+    def __init__(self, stream: socket.socket, desk: Desk, now: float) -> None:
+        self.stream = stream
+        self.peer: tuple[str, bytes] | None = None
+        self.deadline = now + desk.handshake_s
+        self.events = _IN
+        self._desk = desk
+        self._descriptor = stream.fileno()
+        self._head = ctypes.create_string_buffer(HELLO_SIZE + MAX_NAME)
+        self._head_address = ctypes.addressof(self._head)
+        self._got = 0  # bytes of the current fixed-size part
+        self._step: Callable[[], bool] = self._take_hello
+        self._name_size = 0
+        self._incarnation = b""
+        self._request: Request | None = None
+        self._rows: Rows = np.empty((0, 4), np.uint64)
+        self._task: Task | None = None
+        self._reply = b""
+        self._after: Callable[[], bool] = self._take_request
+        self._moved = 0
+
+    def turn(self, now: float) -> int:
+        """Carry on until the stream has nothing more, or its share is used up: the epoll events to wait for.
+
+        Raises Malformed for a peer that breaks the rules, EndOfStream and OSError when the stream is over,
+        and OwnerGone.
+        """
+        self.events = _IN
+        self._moved = 0
+        while self._step():
+            if self._moved > TURN_BYTES:
+                self.events = _OUT if self._step in (self._give_payload, self._send_reply) else _IN
+                break
+        if self.peer is not None:
+            between = self._step == self._take_request and self._got == 0
+            self.deadline = math.inf if between else now + self._desk.stall_s
+        return self.events
+
+    def revoke(self, buffer: int) -> None:
+        """Touch that buffer no more: what still comes for it is dropped, what is still to go are zeros."""
+        task = self._task
+        if task is not None and task.verdict is Verdict.OK and task.uses(buffer):
+            self._refuse(task, Verdict.REVOKED, 0, f"buffer {buffer}: {_REASONS[Verdict.REVOKED]}")
+
+    def describe(self) -> dict[str, Any]:
+        """Who is at the other end, for the log."""
+        try:
+            host, port, *_ = self.stream.getpeername()
+            source = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        except OSError:
+            source = "unknown"
+        return {"source": source, "peer": self.peer[0] if self.peer else ""}
+
+    # ---------------------------------------------------------------- the steps: True means go on at once
+
+    def _take_hello(self) -> bool:
+        if not self._fill(self._head_address, HELLO_SIZE):
+            return False
+        hello = parse_hello(self._head.raw[:HELLO_SIZE])
+        if not secrets_match(hello.secret, self._desk.secret):
+            raise Malformed("wrong secret: its descriptor is of another engine, or it guesses")
+        if hello.same_machine and self._desk.local_buffer:
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                self.stream.setsockopt(socket.SOL_SOCKET, option, self._desk.local_buffer)
+        self._incarnation, self._name_size = hello.incarnation, hello.name_size
+        self._step = self._take_name
+        return True
+
+    def _take_name(self) -> bool:
+        if not self._fill(self._head_address, self._name_size):
+            return False
+        try:
+            name = self._head.raw[: self._name_size].decode()
+        except UnicodeDecodeError:
+            raise Malformed("a name that is no text") from None
+        self.peer = (name, self._incarnation)
+        return self._answer(pack_answer(Verdict.OK, 0))
+
+    def _take_request(self) -> bool:
+        if not self._fill(self._head_address, REQUEST_SIZE):
+            return False
+        request = parse_request(memoryview(self._head)[:REQUEST_SIZE])
+        self._desk.messages += 1
+        if request.blocks == 1:
+            return self._begin(
+                request, None, self._desk.registry.admit_one(request.opcode, request.row)
+            )
+        self._request = request
+        self._rows = np.empty((request.blocks, 4), np.uint64)
+        self._rows[0] = request.row
+        self._step = self._take_rows
+        return True
+
+    def _take_rows(self) -> bool:
+        request, rows = self._request, self._rows
+        assert request is not None
+        if not self._fill(address_of(rows) + ROW_SIZE, ROW_SIZE * (request.blocks - 1)):
+            return False
+        check_lengths(rows[:, 3], request.total)
+        return self._begin(
+            request, rows, self._desk.registry.admit(request.opcode, rows, request.total)
+        )
+
+    def _begin(self, request: Request, rows: Rows | None, admission: Admission) -> bool:
+        desk, vector = self._desk, admission.vector
+        if vector is None:
+            row = request.row if rows is None else rows[admission.position].tolist()
+            text = f"buffer {row[0]}: {_REASONS[admission.verdict]}"
+            if request.opcode == READ:
+                return self._answer(
+                    pack_answer(
+                        admission.verdict, request.number, position=admission.position, text=text
+                    )
+                )
+            payload: Payload = Bin(request.total, desk.scratch)
+            self._task = Task(request, rows, payload, admission.verdict, admission.position, text)
+        else:
+            payload = (
+                Mapped(vector) if admission.mapped else Owned(vector, desk.owner, desk.scratch)
+            )
+            self._task = Task(request, rows, payload)
+        if request.opcode == WRITE:
+            self._step = self._take_payload
+            return True
+        return self._answer(pack_answer(Verdict.OK, request.number), self._give_payload)
+
+    def _take_payload(self) -> bool:
+        task = self._task
+        assert task is not None
+        try:
+            moved = task.payload.take(self._descriptor)
+        except Fault as fault:
+            self._refuse(task, Verdict.FAILED, 0, str(fault))
+            return True if task.payload.left else self._conclude(task)
+        if moved == WOULD_BLOCK:
+            return False
+        self._moved += moved
+        task.moved += moved
+        self._desk.bytes_in += moved
+        return self._conclude(task) if task.payload.left == 0 else True
+
+    def _give_payload(self) -> bool:
+        task = self._task
+        assert task is not None
+        try:
+            moved = task.payload.give(self._descriptor, socket.MSG_MORE)
+        except Fault as fault:
+            self._refuse(task, Verdict.FAILED, 0, str(fault))
+            return True
+        if moved == WOULD_BLOCK:
+            self.events = _OUT
+            return False
+        self._moved += moved
+        task.moved += moved
+        self._desk.bytes_out += moved
+        return self._conclude(task) if task.payload.left == 0 else True
+
+    def _conclude(self, task: Task) -> bool:
+        self._task = None
+        moved = task.moved if task.verdict is Verdict.OK else 0
+        number = task.request.number
+        return self._answer(
+            pack_answer(task.verdict, number, moved=moved, position=task.position, text=task.text)
+        )
+
+    def _refuse(self, task: Task, verdict: Verdict, position: int, text: str) -> None:
+        task.payload = Bin(task.payload.left, self._desk.scratch)
+        task.verdict, task.position, task.text = verdict, position, text
+
+    def _answer(self, reply: bytes, after: Callable[[], bool] | None = None) -> bool:
+        self._reply = reply
+        self._after = after or self._take_request
+        self._step = self._send_reply
+        return True
+
+    def _send_reply(self) -> bool:
+        more = socket.MSG_MORE if self._after == self._give_payload else 0
+        try:
+            sent = self.stream.send(self._reply, _NOW | more)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        if sent < len(self._reply):
+            self._reply = self._reply[sent:]
+            self.events = _OUT
+            return False
+        self._step = self._after
+        return True
+
+    def _fill(self, address: int, size: int) -> bool:
+        """Take what is missing of a part of `size` bytes; True when it is complete."""
+        moved = HOLDING.receive(self._descriptor, address + self._got, size - self._got, _NOW)
+        if moved <= 0:
+            if moved == 0:
+                raise EndOfStream
+            if would_block():
+                return False
+            raise last_error()
+        self._got += moved
+        if self._got < size:
+            return False
+        self._got = 0
+        return True

@@ -1,0 +1,45 @@
+"""What YAML may say of the transport `tcp`, with the measurements behind the defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tent_core.units import Microseconds, Seconds, Size
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Settings(BaseModel):
+    """Settings of the transport `tcp`.
+
+    - `listen`: address on which the data port listens; the engine's control address when it is not given.
+    - `port`: number of the data port, 0 for any that is free. What is advertised is what was bound.
+    - `advertise`: host that peers connect to; without it the address of `listen`, if that is given, else the
+      engine's advertised host.
+    - `streams`: connections that are kept to a peer at most; each carries one transfer at a time.
+    - `max_streams`: connections that peers may have open to this engine.
+    - `connect_timeout`, `handshake_timeout`: for a connection to be made; for a new one to show its secret.
+    - `stall_timeout`: how long a transfer may go without moving a byte before its stream is given up.
+    - `spin`: how long a thread looks for an answer before it sleeps.
+    - `receiver_spin`: how long the receiver looks for more after something came, yielding all the while.
+    - `local_buffer`: socket buffers between processes of one machine; 0 leaves them to the kernel. Small ones
+      keep the bytes in the cache.
+    - `socket_buffer`: the same between machines; 0, the default, leaves them to the kernel's autotuning.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    listen: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    advertise: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    streams: Annotated[int, Field(ge=1, le=64)] = 4
+    max_streams: Annotated[int, Field(ge=1, le=65536)] = 1024
+    connect_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
+    handshake_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
+    stall_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    spin: Annotated[Microseconds, Field(ge=0, le=10_000)] = 50.0
+    receiver_spin: Annotated[Microseconds, Field(ge=0, le=100_000)] = 200.0
+    local_buffer: Annotated[Size, Field(ge=0, le=64 * MIB)] = 256 * KIB
+    socket_buffer: Annotated[Size, Field(ge=0, le=1024 * MIB)] = 0

@@ -1,0 +1,419 @@
+"""One connection to a receiver: made, then used by one thread at a time to send messages and take answers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tent_core.errors import TransportError
+from tent_core.types import Opcode
+from tent_tcp.messages import Message
+from tent_tcp.protocol import ANSWER_SIZE, MAX_TEXT, Answer, Malformed, Verdict, parse_answer
+from tent_tcp.syscalls import HOLDING, RELEASING
+from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, Vector
+
+TICK_S = 0.1
+"""A blocked call looks up this often, for its deadline and for whether its endpoint was closed."""
+
+BOUND = 256 << 10
+"""Bytes that one call moves at most while it keeps the GIL: some tens of microseconds."""
+
+_KEEP_GIL = 64 << 10
+"""A blocking transfer up to this size is first tried without waiting, with the GIL kept."""
+
+_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_WINDOW = {Opcode.WRITE: 8, Opcode.READ: 2}
+"""Messages on their way at once. WRITE: their answers fit into any socket buffer, so sending may wait.
+READ: the second keeps the receiver busy; sending it must not wait, since the receiver may wait for us."""
+
+Endpoints = Sequence[tuple[socket.AddressFamily, Any]]
+"""Socket addresses to try in turn, as socket.getaddrinfo has them."""
+
+
+class StreamFailed(TransportError):
+    """A stream is of no more use: it could not be made, broke, or spoke nonsense."""
+
+
+class TimedOut(StreamFailed):
+    """A stream was given up because it took too long: the peer need not have gone."""
+
+
+class Outcome(NamedTuple):
+    """What became of a message."""
+
+    message: Message
+    answer: Answer
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait: to an absolute deadline, and at most `stall_s` without any progress."""
+
+    deadline: float
+    stall_s: float
+    spin_s: float
+    interrupted: Callable[[], str | None]
+    """Why to give up at once, or None. Asked at every tick."""
+
+    def check(self, progress: float) -> float:
+        """Seconds to wait now, given when there was progress last. Raises TimedOut, StreamFailed."""
+        now = time.monotonic()
+        reason = self.interrupted()
+        if reason is not None:
+            raise StreamFailed(reason)
+        if now >= self.deadline:
+            raise TimedOut("the deadline of the transfer has passed")
+        if now >= progress + self.stall_s:
+            raise TimedOut(f"not a byte moved for {self.stall_s:g} s")
+        return min(TICK_S, self.deadline - now, progress + self.stall_s - now)
+
+
+class Dialing:
+    """A connection in the making, step by step: connected, hello sent, welcomed. Never waits.
+
+    `events` is what to wait for on `descriptor`, both of which change from step to step.
+    """
+
+    def __init__(self, endpoints: Endpoints, hello: bytes, buffer: int) -> None:
+        """`buffer` is the size of both socket buffers, 0 for the kernel's own choice. Raises StreamFailed."""
+        self._left = deque(endpoints)
+        self._hello = hello
+        self._buffer = buffer
+        self._socket: socket.socket | None = None
+        self._connected = False
+        self._welcome = bytearray()
+        self.events = select.EPOLLOUT
+        self._next("there is no address to connect to")
+
+    @property
+    def descriptor(self) -> int:
+        """The socket of the current attempt."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def advance(self) -> Stream | None:
+        """Go on after `events`; the stream when it is ready. Raises StreamFailed; `close` is then done."""
+        assert self._socket is not None
+        try:
+            if not self._connected:
+                error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    self._next(f"{self.where}: {_strerror(error)}")
+                    return None
+                self._connected = True
+                self._socket.send(self._hello, _NOW)  # a new socket has room for far more
+                self.events = select.EPOLLIN
+                return None
+            data = self._socket.recv(ANSWER_SIZE - len(self._welcome))
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            self._next(f"{self.where}: {error.strerror}")
+            return None
+        if not data:
+            where = self.where
+            self.close()
+            raise StreamFailed(
+                f"{where} closed the connection at the hello: no receiver of this peer is there any more, "
+                "or all its streams are in use"
+            )
+        self._welcome += data
+        if len(self._welcome) < ANSWER_SIZE:
+            return None
+        where = self.where
+        try:
+            welcome = parse_answer(self._welcome)
+        except Malformed as error:
+            self.close()
+            raise StreamFailed(f"{where} is no receiver: {error}") from None
+        if welcome.verdict is not Verdict.OK or welcome.text_size:
+            self.close()
+            raise StreamFailed(f"{where} does not want this stream ({welcome.verdict.name})")
+        made, self._socket = self._socket, None
+        return Stream(made, where)
+
+    def close(self) -> None:
+        """Give up. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _next(self, why: str) -> None:
+        """Try the next address; `why` is what was wrong with this one."""
+        self.close()
+        while self._left:
+            family, address = self._left.popleft()
+            try:
+                self._socket = self._begin(family, address)
+            except OSError as error:
+                why = f"{format_address(address)}: {error.strerror}"
+                self.close()
+                continue
+            self._connected, self.events = False, select.EPOLLOUT
+            self._welcome.clear()
+            return
+        raise StreamFailed(f"no connection to {why}")
+
+    def _begin(self, family: socket.AddressFamily, address: Any) -> socket.socket:
+        made = self._socket = socket.socket(family, socket.SOCK_STREAM)
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._buffer:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer)
+        self._address = address
+        with contextlib.suppress(BlockingIOError):
+            made.connect(address)
+        return made
+
+    @property
+    def where(self) -> str:
+        """The address of the current attempt, as text."""
+        return format_address(self._address)
+
+
+class Stream:
+    """A connection on which messages go out and answers come in, in the order of the messages.
+
+    For one thread at a time, but for `interrupt`. After any exception only `close` may be called.
+    `waiting` are the messages that were posted and have no answer yet.
+    """
+
+    def __init__(self, made: socket.socket, where: str) -> None:
+        self._socket = made
+        self.where = where
+        self.epoch = 0  # of the pool that it belongs to
+        self.used = time.monotonic()
+        self.descriptor = made.fileno()
+        made.setblocking(True)
+        timeout = _timeval(TICK_S)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        self.waiting: deque[Message] = deque()
+        self._outgoing: deque[tuple[Vector, int]] = deque()
+        self._buffer = ctypes.create_string_buffer(ANSWER_SIZE + MAX_TEXT)
+        self._address = ctypes.addressof(self._buffer)
+        self._answer: Answer | None = None
+        self._lead = True
+        self._incoming: Vector | Piece = Piece(self._address, ANSWER_SIZE)
+        self._then: Callable[[], Outcome | None] = self._took_answer
+
+    # ---------------------------------------------------------------- messages
+
+    def has_room(self, opcode: Opcode) -> bool:
+        """Whether another message may be posted now."""
+        return len(self.waiting) < _WINDOW[opcode]
+
+    def post(self, message: Message) -> None:
+        """Queue a message; `push` sends it."""
+        self.waiting.append(message)
+        self._outgoing.append((message.outgoing(), message.outgoing_size))
+
+    @property
+    def pushed(self) -> bool:
+        """Whether every posted message has been handed to the kernel."""
+        return not self._outgoing
+
+    @property
+    def untouched(self) -> int:
+        """How many of the last posted messages no byte has been sent of."""
+        return sum(vector.left == size for vector, size in self._outgoing)
+
+    def push(self) -> bool:
+        """Send what can be sent without waiting; whether anything moved. Raises StreamFailed."""
+        moved = False
+        try:
+            while self._outgoing:
+                vector = self._outgoing[0][0]
+                if vector.send(self.descriptor, _NOW, HOLDING, BOUND) == WOULD_BLOCK:
+                    break
+                moved = True
+                if vector.left == 0:
+                    self._outgoing.popleft()
+        except OSError as error:
+            raise self._broken(error) from None
+        return moved
+
+    def push_wait(self, patience: Patience) -> None:
+        """Send all that was posted. Raises StreamFailed, TimedOut."""
+        progress = time.monotonic()
+        try:
+            while self._outgoing:
+                vector = self._outgoing[0][0]
+                if vector.left <= _KEEP_GIL:
+                    moved = vector.send(self.descriptor, _NOW, HOLDING)
+                else:
+                    moved = WOULD_BLOCK
+                if moved == WOULD_BLOCK:
+                    flags = self._block(select.POLLOUT, patience.check(progress))
+                    moved = vector.send(self.descriptor, flags, RELEASING)
+                if moved > 0:
+                    progress = time.monotonic()
+                if vector.left == 0:
+                    self._outgoing.popleft()
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def pull(self) -> tuple[Outcome | None, bool]:
+        """The next answer if it is there, and whether any byte came. Never waits. Raises StreamFailed."""
+        moved = False
+        try:
+            while True:
+                part = self._incoming
+                while part.left:
+                    if part.receive(self.descriptor, _NOW, HOLDING, BOUND) == WOULD_BLOCK:
+                        return None, moved
+                    moved = True
+                outcome = self._then()
+                if outcome is not None:
+                    return outcome, True
+        except OSError as error:
+            raise self._broken(error) from None
+        except Malformed as error:
+            raise StreamFailed(f"{self.where} sent nonsense: {error}") from None
+
+    def pull_wait(self, patience: Patience) -> Outcome:
+        """The next answer. Raises StreamFailed, TimedOut."""
+        try:
+            while True:
+                self._receive_wait(self._incoming, patience)
+                outcome = self._then()
+                if outcome is not None:
+                    return outcome
+        except OSError as error:
+            raise self._broken(error) from None
+        except Malformed as error:
+            raise StreamFailed(f"{self.where} sent nonsense: {error}") from None
+
+    def _receive_wait(self, part: Vector | Piece, patience: Patience) -> None:
+        descriptor = self.descriptor
+        if part.left <= _KEEP_GIL:
+            until = time.monotonic() + patience.spin_s
+            while True:
+                part.receive(descriptor, _NOW, HOLDING)
+                if part.left == 0:
+                    return
+                if time.monotonic() >= until:
+                    break
+        progress = time.monotonic()
+        while part.left:
+            flags = self._block(select.POLLIN, patience.check(progress))
+            if part.receive(descriptor, flags | socket.MSG_WAITALL, RELEASING) > 0:
+                progress = time.monotonic()
+
+    def _block(self, events: int, seconds: float) -> int:
+        """The flags for a call that waits for up to a tick; for less than that, wait for `events` first."""
+        if seconds >= TICK_S:
+            return socket.MSG_NOSIGNAL
+        poll = select.poll()
+        poll.register(self.descriptor, events)
+        poll.poll(seconds * 1000)
+        return _NOW
+
+    def _took_answer(self) -> Outcome | None:
+        if not self.waiting:
+            raise Malformed("an answer that nobody asked for")
+        message = self.waiting[0]
+        answer = self._answer = parse_answer(memoryview(self._buffer)[:ANSWER_SIZE])
+        if answer.number != message.number:
+            raise Malformed(f"an answer to message {answer.number}, {message.number} was expected")
+        if answer.text_size:
+            self._expect(Piece(self._address + ANSWER_SIZE, answer.text_size), self._conclude)
+            return None
+        if answer.verdict is Verdict.OK and message.opcode == Opcode.READ and self._lead:
+            self._lead = False
+            self._expect(message.incoming(), self._took_payload)
+            return None
+        return self._conclude()
+
+    def _took_payload(self) -> None:
+        self._expect(Piece(self._address, ANSWER_SIZE), self._took_answer)
+
+    def _conclude(self) -> Outcome:
+        answer, message = self._answer, self.waiting.popleft()
+        assert answer is not None
+        if answer.verdict is Verdict.OK and answer.moved != message.total:
+            raise Malformed(f"{answer.moved} of {message.total} bytes, and yet it is well")
+        text = self._buffer.raw[ANSWER_SIZE : ANSWER_SIZE + answer.text_size].decode(
+            errors="replace"
+        )
+        self._lead = True
+        self._expect(Piece(self._address, ANSWER_SIZE), self._took_answer)
+        return Outcome(message, answer, text)
+
+    def _expect(self, part: Vector | Piece, then: Callable[[], Outcome | None]) -> None:
+        self._incoming, self._then = part, then
+
+    # ---------------------------------------------------------------- its end
+
+    def is_stale(self) -> bool:
+        """Whether it broke, or something came, while nobody used it."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    def interrupt(self) -> None:
+        """From another thread: end what its user waits for. The user closes it."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close it, by its user. Idempotent."""
+        self.interrupt()  # a forked child may hold the socket as well
+        self._socket.close()
+
+    def _broken(self, error: OSError) -> StreamFailed:
+        reason = "it closed the connection" if isinstance(error, EndOfStream) else error.strerror
+        return StreamFailed(f"the stream to {self.where} broke: {reason}")
+
+
+def dial(dialing: Dialing, patience: Patience) -> Stream:
+    """Make a stream, waiting for it. Raises StreamFailed, TimedOut."""
+    began = time.monotonic()
+    try:
+        while True:
+            poll = select.poll()
+            poll.register(dialing.descriptor, dialing.events)
+            if poll.poll(patience.check(began) * 1000):
+                stream = dialing.advance()
+                if stream is not None:
+                    return stream
+    finally:
+        dialing.close()
+
+
+def format_address(address: Any) -> str:
+    """A socket address as text."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _strerror(number: int) -> str:
+    return os.strerror(number)
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return bytes(_Timeval(whole, int((seconds - whole) * 1e6)))
+
+
+class _Timeval(ctypes.Structure):
+    """struct timeval of sys/time.h."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("microseconds", ctypes.c_long))

@@ -1,0 +1,260 @@
+"""The transport as the engine sees it: the receiver process, the thread that watches it, the endpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tent_core import address
+from tent_core.descriptor import PeerKey, SegmentDescriptor
+from tent_core.errors import TransportError, TransportUnavailable, Unreachable
+from tent_core.log import RateLimited
+from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, TransportContext
+from tent_tcp.endpoint import NAME, Target, TcpEndpoint, make_target
+from tent_tcp.mover import Mover
+from tent_tcp.process import ReceiverProcess
+from tent_tcp.protocol import SECRET_SIZE, Attribute
+from tent_tcp.reactor import Reactor
+from tent_tcp.receiver.orders import MAX_DESCRIPTORS
+from tent_tcp.syscalls import allow_ptrace_by_children
+
+_START_S = 10.0
+_ORDER_S = 5.0
+_RELEASE_S = 0.9
+_STOP_S = 0.8
+_BACKLOG = 1024
+_TOKEN_SIZE = 16
+
+
+class TcpTransport(Transport):
+    """One receiver process and one thread, however many peers; see the README for the picture."""
+
+    def __init__(self) -> None:
+        self._context: TransportContext | None = None
+        self._reactor: Reactor | None = None
+        self._receiver: ReceiverProcess | None = None
+        self._mover: Mover | None = None
+        self._endpoints: set[TcpEndpoint] = set()
+        self._obstacle = ""
+        self._stopped = False
+        self._process = os.getpid()
+
+    def start(self, context: TransportContext) -> None:
+        self._context = context
+        settings = context.settings
+        self._warnings = RateLimited(context.log, by=("reason",))
+        listener, advertised = self._listen(context)
+        try:
+            self._reactor = Reactor("tent-tcp", context.log)
+            task = self._reactor.start()
+            self._mover = Mover(self._reactor, settings.stall_timeout, settings.connect_timeout)
+            try:
+                self._receiver = ReceiverProcess(
+                    self._reactor, listener, self._heard, self._receiver_ended
+                )
+            except OSError as error:
+                raise TransportUnavailable(
+                    f"the receiver process cannot be started: {error}"
+                ) from error
+        finally:
+            listener.close()  # the receiver alone holds it from now on
+        # What the receiver reads first, to see whether it reaches this memory, and whose it is.
+        self._page = ctypes.create_string_buffer(secrets.token_bytes(_TOKEN_SIZE), _TOKEN_SIZE)
+        secret = secrets.token_bytes(SECRET_SIZE)
+        try:
+            answer = self._receiver.order(
+                "serve",
+                _START_S,
+                task=task,
+                page=ctypes.addressof(self._page),
+                token=self._page.raw.hex(),
+                secret=secret.hex(),
+                handshake_s=settings.handshake_timeout,
+                stall_s=settings.stall_timeout,
+                local_buffer=settings.local_buffer,
+                max_streams=settings.max_streams,
+                spin_s=settings.receiver_spin / 1e6,
+            )
+        except TransportError as error:
+            raise TransportUnavailable(str(error)) from error
+        self._obstacle = self._overcome(answer["obstacle"])
+        context.publish(Attribute(secret, advertised).encode())
+        context.log.info("tcp_receiver_started", address=advertised, pid=self._receiver.pid)
+
+    def add_buffers(self, buffers: Sequence[LocalBuffer]) -> Sequence[bytes | None]:
+        served = [b.memory_fd >= 0 or not self._obstacle for b in buffers]
+        if not all(served):
+            self._warnings.warning(
+                "tcp_registered_memory_declined", reason=self._obstacle, buffers=served.count(False)
+            )
+        offered = [b for b, serve in zip(buffers, served, strict=True) if serve]
+        for start in range(0, len(offered), MAX_DESCRIPTORS):
+            self._add(offered[start : start + MAX_DESCRIPTORS])
+        return [b"" if serve else None for serve in served]
+
+    def connect(self, peer: Peer) -> Endpoint:
+        assert self._mover is not None
+        endpoint = TcpEndpoint(
+            peer, self._get_context().settings, self._mover, self._target, self._endpoints.discard
+        )
+        self._endpoints.add(endpoint)
+        return endpoint
+
+    def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
+        receiver = self._receiver
+        if receiver is None or receiver.ended:
+            return  # a process that has ended touches nothing
+        try:
+            receiver.order("remove", timeout, buffer=buffer.id, generation=buffer.generation)
+        except TransportError:
+            if not receiver.ended:
+                raise
+
+    def release(self, peer: PeerKey, reason: str) -> None:
+        receiver = self._receiver
+        if receiver is not None and not receiver.ended:
+            receiver.order(
+                "release", _RELEASE_S, name=peer.name, incarnation=peer.incarnation.hex()
+            )
+
+    def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        here = os.getpid() == self._process  # a forked child has neither thread nor process to stop
+        context, receiver, reactor, mover = (
+            self._context,
+            self._receiver,
+            self._reactor,
+            self._mover,
+        )
+        if context is not None and receiver is not None and here:
+            context.publish(None)
+        for endpoint in list(self._endpoints):
+            endpoint.close("the engine stops")
+        if receiver is not None:
+            receiver.stop(_STOP_S)
+        if mover is not None:
+            mover.close_all("the transport tcp has stopped")
+        if reactor is not None and not reactor.stop(_STOP_S) and context is not None:
+            context.log.error("tcp_thread_did_not_stop", seconds=_STOP_S)
+        if receiver is not None:
+            receiver.close()
+
+    def holdings(self) -> Mapping[str, int]:
+        receiver = self._receiver
+        if receiver is None or self._stopped:
+            return {}
+        counters = receiver.counters.read()
+        return {
+            "threads": 1,
+            "processes": 0 if receiver.ended else 1,
+            "endpoints": len(self._endpoints),
+            "accepted_streams": 0 if receiver.ended else counters["streams"],
+        }
+
+    # ---------------------------------------------------------------- the rest is private
+
+    def _get_context(self) -> TransportContext:
+        assert self._context is not None
+        return self._context
+
+    def _listen(self, context: TransportContext) -> tuple[socket.socket, str]:
+        """The listening socket, and what to advertise: what was bound."""
+        settings = context.settings
+        host = settings.listen or context.listen_host
+        try:
+            host = address.parse_host(host)
+            family, _, _, _, where = socket.getaddrinfo(
+                host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = socket.create_server(
+                where, family=family, backlog=_BACKLOG, dualstack_ipv6=_is_any(family, host)
+            )
+        except (OSError, address.AddressError) as error:
+            raise TransportUnavailable(_why_not_listening(host, settings.port, error)) from error
+        port = listener.getsockname()[1]
+        if settings.advertise is not None:
+            shown = address.parse_host(settings.advertise)
+        elif settings.listen is not None and not address.is_wildcard(host):
+            shown = host
+        else:
+            shown = context.advertise_host
+        return listener, str(address.Address(shown, port))
+
+    def _overcome(self, obstacle: str) -> str:
+        """Why the receiver cannot reach registered memory, after what can be done about it was done."""
+        if not obstacle:
+            return ""
+        assert self._receiver is not None
+        with contextlib.suppress(OSError):
+            allow_ptrace_by_children()
+            answer = self._receiver.order("probe", _ORDER_S, token=self._page.raw.hex())
+            obstacle = answer["obstacle"]
+        if obstacle:
+            self._get_context().log.warning("tcp_registered_memory_not_offered", reason=obstacle)
+        return obstacle
+
+    def _add(self, buffers: Sequence[LocalBuffer]) -> None:
+        assert self._receiver is not None
+        descriptors: list[int] = []
+        rows = []
+        for b in buffers:
+            position = -1
+            if b.memory_fd >= 0:
+                position = len(descriptors)
+                descriptors.append(b.memory_fd)
+            rows.append([b.id, b.generation, b.address, b.length, int(b.permission), position])
+        answer = self._receiver.order("add", _ORDER_S, descriptors, buffers=rows)
+        if answer["failed"]:
+            buffer, reason = answer["failed"][0]
+            raise TransportError(f"the receiver cannot serve buffer {buffer}: {reason}")
+
+    def _target(self, snapshot: SegmentDescriptor) -> Target:
+        context = self._get_context()
+        attribute = snapshot.attributes.get(NAME)
+        if attribute is None:
+            raise Unreachable(f"peer {snapshot.key} does not serve tcp")
+        same = context.host.same_machine(snapshot.host)
+        key = context.key
+        return make_target(context.settings, key.name, key.incarnation, same, attribute.payload)
+
+    # ---------------------------------------------------------------- in the reactor's thread
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        event = message.pop("event")
+        if event == "receiver_failed":
+            self._get_context().log.error("tcp_receiver_failed", **message)
+        else:
+            self._warnings.warning(f"tcp_{event}", **message)
+
+    def _receiver_ended(self, reason: str) -> None:
+        """Peers see their streams break; from now on they find no attribute. This side can still connect."""
+        context = self._get_context()
+        context.log.error(
+            "tcp_receiver_ended", reason=reason, effect="peers cannot reach this engine by tcp"
+        )
+        context.publish(None)
+
+
+def _is_any(family: socket.AddressFamily, host: str) -> bool:
+    """Whether to take IPv4 as well: on the IPv6 wildcard address, where the machine can."""
+    return family == socket.AF_INET6 and address.is_wildcard(host) and socket.has_dualstack_ipv6()
+
+
+def _why_not_listening(host: str, port: int, error: Exception) -> str:
+    where = address.Address(host, port)
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is taken; set `port` to another, or to 0 for any that is free"
+        )
+    if number == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine; set `listen` to one of its own"
+    return f"cannot listen on {where}: {error}"

@@ -1,0 +1,187 @@
+"""Many pieces of memory moved over a socket: iovec arrays, 1,024 pieces a call, short counts carried over."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tent_tcp.syscalls import MAX_PIECES, MessageHeader, SocketCalls, last_error, would_block
+
+Pieces = NDArray[np.uint64]
+"""Shape (n, 2), C-contiguous: address, length. Such an array is an array of struct iovec."""
+
+WOULD_BLOCK = -1
+"""What a call answers that moved nothing because it would have had to wait."""
+
+
+class EndOfStream(ConnectionError):
+    """The other side has closed the stream."""
+
+
+def address_of(array: NDArray[np.generic]) -> int:
+    """The address of an array's first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class Vector:
+    """Pieces of memory on their way into or out of a stream. `left` is what has not moved yet, in bytes.
+
+    The array that it is given never changes: the first short count makes a copy. No length may be zero
+    and their sum must be `total`, below 2^63. Used by one thread at a time. Who makes one keeps the memory
+    alive.
+    """
+
+    __slots__ = (
+        "_count",
+        "_ends",
+        "_first",
+        "_header",
+        "_header_address",
+        "_one",
+        "_pieces",
+        "_start",
+        "left",
+    )
+
+    def __init__(self, pieces: Pieces, total: int) -> None:
+        self.left = total
+        self._pieces = pieces
+        self._start = address_of(pieces)
+        self._count = len(pieces)
+        self._first = 0
+        self._ends: NDArray[np.int64] | None = None
+        self._one: ctypes.Array[ctypes.c_uint64] | None = None
+        self._header = MessageHeader()
+        self._header_address = ctypes.addressof(self._header)
+
+    def send(
+        self, descriptor: int, flags: int, calls: SocketCalls, bound: int | None = None
+    ) -> int:
+        """One sendmsg(2) of at most `bound` bytes; how many it took, or WOULD_BLOCK. Raises OSError."""
+        self._prepare(bound)
+        return self._account(calls.send_message(descriptor, self._header_address, flags))
+
+    def receive(
+        self, descriptor: int, flags: int, calls: SocketCalls, bound: int | None = None
+    ) -> int:
+        """One recvmsg(2); how many bytes it gave, or WOULD_BLOCK. Raises EndOfStream and OSError."""
+        self._prepare(bound)
+        moved = self._account(calls.receive_message(descriptor, self._header_address, flags))
+        if moved == 0:
+            raise EndOfStream
+        return moved
+
+    def window(self, bound: int) -> tuple[int, int, int]:
+        """The next pieces, up to `bound` bytes: address of their iovec array, their number, their bytes.
+
+        Nothing moves on. It is valid until the next call of any method.
+        """
+        ends = self._make_ends()
+        self._prepare(bound)
+        count: int = self._header.count
+        if self._one is not None and self._header.pieces == ctypes.addressof(self._one):
+            return self._header.pieces, count, bound
+        return self._header.pieces, count, int(ends[self._first + count - 1]) - self._done(ends)
+
+    def advance(self, moved: int) -> None:
+        """The first `moved` bytes of what was left have moved."""
+        self.left -= moved
+        if self.left == 0:
+            self._first = self._count
+            return
+        ends = self._make_ends()
+        done = self._done(ends)
+        self._first = first = int(ends.searchsorted(done, "right"))
+        address, length = self._pieces[first].tolist()
+        rest = int(ends[first]) - done
+        if rest != length:
+            self._pieces[first] = (address + length - rest, rest)
+
+    def _prepare(self, bound: int | None) -> None:
+        """Point the header at the next pieces."""
+        header, first = self._header, self._first
+        if bound is None or self.left <= bound:
+            fit = self._count - first
+        else:
+            ends = self._make_ends()
+            fit = int(ends.searchsorted(self._done(ends) + bound, "right")) - first
+            if fit == 0:  # the next piece alone is larger
+                if self._one is None:
+                    self._one = (ctypes.c_uint64 * 2)()
+                self._one[0], self._one[1] = int(self._pieces[first, 0]), bound
+                header.pieces, header.count = ctypes.addressof(self._one), 1
+                return
+        header.pieces, header.count = self._start + 16 * first, min(fit, MAX_PIECES)
+
+    def _account(self, moved: int) -> int:
+        if moved > 0:
+            self.advance(moved)
+        elif moved < 0:
+            if would_block():
+                return WOULD_BLOCK
+            raise last_error()
+        return moved
+
+    def _make_ends(self) -> NDArray[np.int64]:
+        """Where each piece ends, counted from the start of the first; from now on the pieces are our own."""
+        if self._ends is None:
+            self._pieces = self._pieces.copy()
+            self._start = address_of(self._pieces)
+            self._ends = np.cumsum(self._pieces[:, 1], dtype=np.int64)
+        return self._ends
+
+    def _done(self, ends: NDArray[np.int64]) -> int:
+        return int(ends[-1]) - self.left
+
+
+class Piece:
+    """A vector of one piece, without numpy: see Vector."""
+
+    __slots__ = ("_address", "_iovec", "left")
+
+    def __init__(self, address: int, length: int) -> None:
+        self.left = length
+        self._address = address
+        self._iovec: ctypes.Array[ctypes.c_uint64] | None = None
+
+    def send(
+        self, descriptor: int, flags: int, calls: SocketCalls, bound: int | None = None
+    ) -> int:
+        """One send(2); see Vector.send."""
+        size = self.left if bound is None or self.left < bound else bound
+        return self._account(calls.send(descriptor, self._address, size, flags))
+
+    def receive(
+        self, descriptor: int, flags: int, calls: SocketCalls, bound: int | None = None
+    ) -> int:
+        """One recv(2); see Vector.receive."""
+        size = self.left if bound is None or self.left < bound else bound
+        moved = self._account(calls.receive(descriptor, self._address, size, flags))
+        if moved == 0:
+            raise EndOfStream
+        return moved
+
+    def window(self, bound: int) -> tuple[int, int, int]:
+        """See Vector.window."""
+        if self._iovec is None:
+            self._iovec = (ctypes.c_uint64 * 2)()
+        size = min(self.left, bound)
+        self._iovec[0], self._iovec[1] = self._address, size
+        return ctypes.addressof(self._iovec), 1, size
+
+    def advance(self, moved: int) -> None:
+        """See Vector.advance."""
+        self.left -= moved
+        self._address += moved
+
+    def _account(self, moved: int) -> int:
+        if moved < 0:
+            if would_block():
+                return WOULD_BLOCK
+            raise last_error()
+        self.left -= moved
+        self._address += moved
+        return moved
