@@ -1,0 +1,53 @@
+"""What the system tests share: configurations, how often to repeat, programs for other processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+FULL = os.environ.get("TENT_TEST_FULL") == "1"
+PATTERN = 0xEE
+"""What an owner fills its memory with after it took it back; no peer in these tests ever writes this byte."""
+
+Bytes = NDArray[np.uint8]
+N = TypeVar("N", int, float)
+
+
+def often(normally: N, full: N) -> N:
+    """How many rounds, or seconds: `full` with TENT_TEST_FULL=1."""
+    return full if FULL else normally
+
+
+def only(*transports: str, **sections: Any) -> dict[str, Any]:
+    """A configuration with these transports and no other, in this order of preference."""
+    return {
+        "transports": {name: {"enable": True} for name in transports},
+        "policy": [{"name": "-".join(transports), "transports": list(transports)}],
+        "log": {"level": "error"},
+        **sections,
+    }
+
+
+def program(name: str) -> str:
+    """The source of `programs/NAME.py`, for `PeerProcess.run`."""
+    return program_path(name).read_text()
+
+
+def program_path(name: str) -> Path:
+    """The file `programs/NAME.py`."""
+    return Path(__file__).with_name("programs") / f"{name}.py"
+
+
+def changed_bytes(memory: Bytes, seconds: float) -> int:
+    """Fill `memory` with PATTERN and look at it for `seconds`: how many bytes anybody changed meanwhile."""
+    memory[:] = PATTERN
+    end = time.monotonic() + seconds
+    while True:
+        changed = int(np.count_nonzero(memory != PATTERN))
+        if changed or time.monotonic() > end:
+            return changed
