@@ -17,7 +17,7 @@ from typing import Any
 
 from tent_core.errors import TentError, WaitTimeout
 
-_STOP_S = 5.0
+_STOP_S = 3.0
 
 
 class ChildFailed(TentError):
@@ -118,14 +118,16 @@ class Children:
     def next_event(self, timeout: float, what: str) -> Event:
         """The next thing that any child says. `what` says in an error what was waited for.
 
-        Raises ChildFailed when a child has failed or died, and WaitTimeout after `timeout` seconds.
+        Raises ChildFailed when a child has failed or died or all have ended, and WaitTimeout after `timeout` seconds.
         """
         end = time.monotonic() + timeout
         while True:
             running = {c.connection: c for c in self._children if c not in self._finished}
-            ready = wait(list(running), max(0.0, end - time.monotonic())) if running else []
+            if not running:
+                raise ChildFailed(f"every process ended before {what}")
+            ready = wait(list(running), max(0.0, end - time.monotonic()))
             if not ready:
-                names = " and ".join(c.name for c in running.values()) or "no process"
+                names = " and ".join(c.name for c in running.values())
                 raise WaitTimeout(f"waited {timeout:g} s for {what}; {names} said nothing")
             for connection in ready:
                 assert isinstance(connection, Connection)

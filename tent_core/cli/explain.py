@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tent_core.plugins import Registry
     from tent_core.policy import Selection, TransportFacts
 
-ASSUMED = "assumed: a peer with the same transports, all of which start and offer both buffers"
+ASSUMED = "a peer with the same transports, all of which start and offer both buffers"
 
 
 @click.command("explain", short_help="Show which transport would carry a request, and why.")
@@ -98,7 +98,7 @@ def command(
         return
     for answer in answers:
         _show(answer)
-    console.note(f"({ASSUMED})")
+    console.note(f"(assumed: {ASSUMED})")
 
 
 @dataclass(frozen=True)
