@@ -8,12 +8,13 @@ import mmap
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from shm_harness import Array, Node, noise
 
-from tent_core.descriptor import BufferDescriptor
+from tent_core.descriptor import BufferDescriptor, SegmentDescriptor
 from tent_core.types import Permission
 from tent_shm.attribute import BufferAttribute
 
@@ -153,6 +154,26 @@ def digest_unit(node: Node, number: int, unit: int) -> str:
 
 def digest_of(array: Array) -> str:
     return hashlib.sha256(array).hexdigest()
+
+
+def reuse_descriptor(node: Node, number: int) -> None:
+    """The descriptor of a buffer is that of another memfd now."""
+    other = os.memfd_create("other")
+    os.ftruncate(other, MIB)
+    os.dup2(other, node.locals[number].memory_fd)
+
+
+def replace_buffer(node: Node, number: int) -> SegmentDescriptor:
+    """Unregister an allocated buffer and allocate another, which gets its id. Answers the new snapshot."""
+    old = node.locals[number]
+    node.transport.remove_buffer(old, 1.0)
+    count = len(node.locals)
+    node.allocate(old.length)
+    new = replace(node.locals.pop(count), id=number, generation=1000)
+    node.arrays[number] = node.arrays.pop(count)
+    described = replace(node.descriptors.pop(count), id=number, generation=1000)
+    node.locals[number], node.descriptors[number] = new, described
+    return node.segment()
 
 
 def stop_transport(node: Node) -> None:
