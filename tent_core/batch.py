@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.errors import TransferFailed, WaitTimeout
+from tent_core.errors import BufferRevoked, StaleHandle, TentError, TransferFailed, WaitTimeout
 from tent_core.inflight import InFlight
 from tent_core.types import Intent, Priority, Status
 
@@ -142,8 +142,9 @@ class Batch:
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Batch:
         """Wait until every request has ended and return the batch.
 
-        Raises WaitTimeout after `timeout` seconds (the work goes on), and, if `check`, TransferFailed when
-        any request did not complete. Spins for a short time (`wait.spin_us`), then blocks.
+        Raises WaitTimeout after `timeout` seconds (the work goes on), and, if `check`, TransferFailed or
+        StaleHandle when any request did not complete, as `check` does. Spins for a short time
+        (`wait.spin_us`), then blocks.
         """
         if not self.done:
             self._block(timeout)
@@ -164,9 +165,18 @@ class Batch:
         self._gate.release()
 
     def check(self) -> None:
-        """Raise TransferFailed if any request ended otherwise than COMPLETED."""
+        """Raise if any request ended otherwise than COMPLETED.
+
+        That is TransferFailed, or what a call made now would raise: StaleHandle (BufferRevoked) when owners
+        took the buffers away while the requests were under way, and nothing else went wrong.
+        """
         if self._failures:
-            raise TransferFailed(self.explain_failures())
+            causes = [f.tries[-1].cause if f.tries else None for f in self.failures]
+            kind: type[TentError] = TransferFailed
+            for stale in (StaleHandle, BufferRevoked):
+                if all(isinstance(cause, stale) for cause in causes):
+                    kind = stale
+            raise kind(self.explain_failures()) from causes[0]
 
     @property
     def failures(self) -> tuple[Failed, ...]:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from tent_core.batch import Batch, Try
-from tent_core.errors import TransferFailed, TransportError, WaitTimeout
+from tent_core.errors import (
+    BufferRevoked,
+    StaleHandle,
+    TransferFailed,
+    TransportError,
+    WaitTimeout,
+)
 from tent_core.inflight import InFlight
 from tent_core.types import Status
 
@@ -100,3 +106,23 @@ async def test_awaiting_a_batch_that_failed_raises() -> None:
     batch.settle_failed(None, Status.FAILED, None, (Try("tcp", TransportError("cut"), 0.0),))
     with pytest.raises(TransferFailed, match="cut"):
         await batch
+
+
+@pytest.mark.parametrize(
+    ("causes", "raised"),
+    [
+        ([BufferRevoked("a")], BufferRevoked),
+        ([BufferRevoked("a"), StaleHandle("b")], StaleHandle),
+        ([StaleHandle("a"), TransportError("b")], TransferFailed),
+    ],
+)
+def test_buffers_that_were_taken_away_under_way_are_the_same_error_as_before_the_start(
+    causes: list[Exception], raised: type[Exception]
+) -> None:
+    batch = batch_of(len(causes))
+    for i, cause in enumerate(causes):
+        batch.settle_failed(np.array([i]), Status.INVALID, None, (Try("tcp", cause, 0.1),))
+    with pytest.raises(raised, match="tcp after") as caught:
+        batch.wait(1)
+    assert type(caught.value) is raised
+    assert caught.value.__cause__ is causes[0]

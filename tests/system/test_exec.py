@@ -22,9 +22,11 @@ ROUNDS = often(1, 25)
 LOOK_S = 0.3
 
 # ADDR_NO_RANDOMIZE of linux/personality.h: the new program's memory lies where the old one's did.
-_NO_RANDOMISATION = (
-    "import ctypes, os, sys; ctypes.CDLL(None).personality(0x0040000); os.execvp(sys.argv[1], sys.argv[1:])"
-)
+_NO_RANDOMISATION = """
+import ctypes, os, sys
+ctypes.CDLL(None).personality(0x0040000)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 SAME_ADDRESSES = (sys.executable, "-c", _NO_RANDOMISATION)
 
 

@@ -58,14 +58,13 @@ class Owner:
 
 
 def assert_clear(report: dict[str, Any]) -> None:
-    """Every way completed calls, then all calls failed because the owner took the buffer away; nothing else."""
+    """Every way completed calls, then all failed because the owner took the buffer away, and nothing else."""
     assert report["running"] == 0
     assert report["pattern_read"] == 0
     assert set(report["completed"]) == {"single", "prepared", "batch", "read"}
     assert {way for way, *_ in report["raised"]} == set(report["completed"])
     for _, kind, message in report["raised"]:
-        assert kind in ("BufferRevoked", "StaleHandle", "TransferFailed"), message
-        assert "unregistered" in message, message
+        assert kind in ("BufferRevoked", "StaleHandle"), message
 
 
 @pytest.mark.parametrize("memory", ["registered", "allocated"])

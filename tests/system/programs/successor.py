@@ -1,7 +1,7 @@
 """Executed in the place of an owner: fills the same addresses with a pattern and says whether it stays.
 
-Arguments: where to write the answer (JSON), seconds to look, size, and addresses. It imports little, so that it
-is there while writes meant for its predecessor are still under way.
+Arguments: where to write the answer (JSON), seconds to look, size, and addresses. It imports little, so that
+it is there while writes meant for its predecessor are still under way.
 """
 
 from __future__ import annotations
