@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from tent_core.memory import Buffer
-    from tent_core.peers import RemoteBuffer
     from tent_core.remote import Prepared, Segment
+    from tent_core.remote_buffer import RemoteBuffer
     from tent_core.types import Intent, Opcode, Permission, Priority, Status, TransportType
 
 __version__ = "0.1.0"
@@ -62,7 +62,7 @@ _HOME = {
     ),
     "tent_core.control.contract": ("Notification",),
     "tent_core.memory": ("Buffer",),
-    "tent_core.peers": ("RemoteBuffer",),
+    "tent_core.remote_buffer": ("RemoteBuffer",),
     "tent_core.remote": ("Prepared", "Segment"),
     "tent_core.types": ("Intent", "Opcode", "Permission", "Priority", "Status", "TransportType"),
 }

@@ -8,13 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tent_core.errors import BufferRevoked, StaleHandle, TentError, TransferFailed, WaitTimeout
-from tent_core.inflight import InFlight
 from tent_core.types import Intent, Priority, Status
 
 Rows = NDArray[np.intp] | None
@@ -35,6 +34,12 @@ class Options:
     intent: Intent = Intent.UNSPEC
     policy: str | None = None
     transport: str | None = None
+
+
+class Mark(Protocol):
+    """A use that has begun and has to be ended: of a buffer, of a peer."""
+
+    def end(self) -> None: ...
 
 
 class Try(NamedTuple):
@@ -74,13 +79,13 @@ class Batch:
         "status",
     )
 
-    def __init__(self, n: int, what: str, marks: Sequence[InFlight], spin_s: float) -> None:
+    def __init__(self, n: int, what: str, spin_s: float) -> None:
         self.status = np.full(n, Status.PENDING, np.uint8)
         self.moved = np.zeros(n, np.uint64)
         self.carried: Counter[str] = Counter()
         self.done = False
         self._what = what
-        self._marks = marks
+        self._marks: Sequence[Mark] = ()
         self._spin_s = spin_s
         self._left = n
         self._failures: list[Failed] = []
@@ -88,13 +93,17 @@ class Batch:
         self._lock = threading.Lock()
         self._gate = threading.Lock()
         self._gate.acquire()
-        if n == 0:
-            self._finish()
 
     def __len__(self) -> int:
         return len(self.status)
 
     # ---------------------------------------------------------------- for the dispatcher
+
+    def hold(self, marks: Sequence[Mark]) -> None:
+        """Keep these uses, which have begun, until the end. A batch of nothing ends now."""
+        self._marks = marks
+        if self._left == 0:
+            self._finish()
 
     def settle(
         self,

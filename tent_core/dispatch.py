@@ -88,7 +88,7 @@ class Dispatcher:
             if self.overrule is not None:
                 names = self.overrule(peer, group)
             carry = _Carry(self, batch, peer, group, names, deadline, may_block)
-            if may_block or not names or names[0] in peer.ready:
+            if may_block or not names or names[0] in peer.endpoints.ready:
                 carry.run()
             else:
                 # The first connect may wait, and this caller (an event loop, say) may not.

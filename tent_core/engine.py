@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from tent_core import memory
 from tent_core.batch import Options
 from tent_core.control.contract import Notification
 from tent_core.descriptor import PeerKey, SegmentDescriptor
-from tent_core.errors import ClosedError, TransportError, UsageError
+from tent_core.errors import ClosedError, PeerDeparted, TransportError, UsageError
 from tent_core.inbox import Inbox
 from tent_core.inflight import Deadline
 from tent_core.memory import Buffer, BufferSlice, Memory
@@ -66,6 +66,7 @@ class Engine:
         from tent_core.control.plane import ControlPlane
         from tent_core.dispatch import Dispatcher
         from tent_core.hooks import Hooks
+        from tent_core.peers import Owner
         from tent_core.planning import Planner
         from tent_core.plugins import discover
         from tent_core.registry import BufferRegistry
@@ -74,7 +75,7 @@ class Engine:
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.Lock()
-        self._retired = threading.Condition(self._lock)
+        self._released = threading.Condition(self._lock)
         self._peers: dict[str, LivePeer] = {}
         self._opening: dict[str, threading.Lock] = {}
         registry = plugins if plugins is not None else discover()
@@ -111,6 +112,17 @@ class Engine:
                 self._segment, self._transports, self._control, self._log
             )
             self._control.serve(self._segment, _Handler(self))
+            self._peer_owner = Owner(
+                self._host,
+                self._transports,
+                self._log,
+                self._control.connect,
+                self._refreshed,
+                self._retired,
+                self._gone,
+                self._later,
+            )
+            self._control.every(_tick_of(self.settings.peers.idle_timeout_s), self._retire_idle)
         except BaseException:
             self._transports.stop()
             self._control.stop(1.0)
@@ -284,7 +296,7 @@ class Engine:
                 f"another thread is opening segment {name} and has not ended; try again"
             )
         try:
-            peer = self._live_peer(name) or self._connect(name, deadline.left)
+            peer = self._open(name, deadline.left)
         finally:
             turn.release()
             with self._lock:
@@ -297,31 +309,50 @@ class Engine:
             self._hooks.fire("tent_segment_opened", engine=self, segment=peer.segment)
         return Segment(self, peer)
 
-    def _live_peer(self, name: str) -> LivePeer | None:
+    def _known_peer(self, name: str) -> LivePeer | None:
         with self._lock:
             peer = self._peers.get(name)
         return peer if peer is not None and peer.departed is None else None
 
+    def _open(self, name: str, timeout: float) -> LivePeer:
+        """The peer behind a name: the known one, woken if it was retired, or a new one."""
+        peer = self._known_peer(name)
+        if peer is None:
+            return self._connect(name, timeout)
+        try:
+            peer.begin(timeout)
+        except PeerDeparted:  # it came back as another incarnation
+            return self._connect(name, timeout)
+        peer.end()
+        return peer
+
     def _connect(self, name: str, timeout: float) -> LivePeer:
         from tent_core.peers import Listener, LivePeer
 
-        listener = Listener(
-            LivePeer(self._host, self._transports, self._log, self._retire, self._refreshed)
-        )
+        listener = Listener()
         connection = self._control.connect(name, timeout, listener)
         # The engine that answers may be a peer that was opened under another of its names.
-        known = connection.listener
-        peer = known.peer if isinstance(known, Listener) else listener.peer
-        peer.attach(connection)
+        made_for = connection.listener
+        peer = made_for.peer if isinstance(made_for, Listener) else None
+        if peer is None:
+            peer = self._known_peer(connection.key.name)
+            if peer is None or peer.key != connection.key:
+                peer = LivePeer(self._peer_owner, listener, connection)
+            else:
+                peer.adopt(listener, connection)
         with self._lock:
             closed = self._closed
             if not closed and peer.departed is None:
                 self._peers[peer.key.name] = peer
-        peer.check_alive()
         if closed:
             peer.depart("the engine was closed")
             raise ClosedError("the engine was closed while a segment was being opened")
+        peer.check_alive()
         return peer
+
+    def _later(self, call: Callable[[], None]) -> None:
+        with contextlib.suppress(ClosedError):
+            self.dispatcher.progress.submit(call)
 
     def handle_closed(self, peer: LivePeer) -> None:
         """A handle was given back; the peer itself stays, so that reopening costs no handshake."""
@@ -342,14 +373,28 @@ class Engine:
             removed=tuple(sorted(i for i, _ in before - after)),
         )
 
-    def _retire(self, peer: LivePeer) -> None:
+    def _retire_idle(self) -> None:
+        """Let go of peers that nothing here has used for long. On the control thread."""
+        at_least = self.settings.peers.idle_timeout_s
+        with self._lock:
+            peers = list(self._peers.values())
+        for peer in peers:
+            if peer.retire(at_least, f"idle for {at_least:g} s"):
+                continue
+
+    def _retired(self, peer: LivePeer) -> None:
+        """Nothing is held for an idle peer any more; it is forgotten as well unless a handle keeps it."""
+        with self._lock:
+            if peer.handles == 0 and self._peers.get(peer.key.name) is peer:
+                del self._peers[peer.key.name]
+
+    def _gone(self, peer: LivePeer) -> None:
         """A departed peer's endpoints are closed and no transfer of ours touches its memory: forget it."""
         with self._lock:
             if self._peers.get(peer.key.name) is peer:
                 del self._peers[peer.key.name]
-                self._retired.notify_all()
-        with contextlib.suppress(ClosedError):
-            self.dispatcher.progress.submit(lambda: peer.connection.close(peer.departed or ""))
+            self._released.notify_all()
+        self._later(lambda: peer.connection.close(peer.departed or ""))
         self._log.info("peer_departed", peer=str(peer.key), reason=peer.departed)
         self._hooks.fire("tent_peer_departed", engine=self, peer=peer.key, reason=peer.departed)
 
@@ -358,7 +403,7 @@ class Engine:
         for running in self._transports:
             with contextlib.suppress(ClosedError):
                 running.calls.submit(partial(_released, running, info.key, reason))
-        if self._live_peer(info.key.name) is None:
+        if self._known_peer(info.key.name) is None:
             self._hooks.fire("tent_peer_departed", engine=self, peer=info.key, reason=reason)
 
     def peers(self) -> list[PeerKey]:
@@ -498,7 +543,7 @@ class Engine:
         for peer in peers:
             peer.depart("the engine was closed")
         with self._lock:
-            self._retired.wait_for(lambda: not self._peers, deadline.left)
+            self._released.wait_for(lambda: not self._peers, deadline.left)
         held = self._buffers.withdraw_all(Deadline(min(deadline.left, 2.0)))
         self._control.stop(max(0.2, min(deadline.left, 2.0)))
         self._transports.stop()
@@ -586,6 +631,11 @@ class _Handler:
         engine = self._engine()
         if engine is not None and not engine._closed:
             engine.session_departed(info, reason)
+
+
+def _tick_of(idle_timeout_s: float) -> float:
+    """How often to look for idle peers: often enough to be an eighth late at most."""
+    return min(10.0, max(0.02, idle_timeout_s / 8))
 
 
 def _released(running: Any, key: PeerKey, reason: str) -> None:

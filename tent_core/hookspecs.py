@@ -69,7 +69,9 @@ def tent_buffer_unregistered(engine: Any, buffer: LocalBuffer) -> None:
 
 
 @hookspec
-def tent_transfers_finished(engine: Any, peer: PeerKey, transport: str, tasks: int, bytes_moved: int, failed: int) -> None:
+def tent_transfers_finished(
+    engine: Any, peer: PeerKey, transport: str, tasks: int, bytes_moved: int, failed: int
+) -> None:
     """A sub-batch has ended on one transport, for observers: how many tasks, bytes, failures."""
 
 

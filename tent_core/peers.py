@@ -1,29 +1,23 @@
-"""A live peer: its newest snapshot, its buffers, and one endpoint per transport that reaches it.
+"""A peer that this engine opened: its newest snapshot, its buffers, its endpoints, and its life.
 
-All that the core and the transports keep for a peer hangs on its `LivePeer`, and goes with it.
+All that the core and the transports keep for the peer hangs on its `LivePeer`, and goes with it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tent_core.descriptor import BufferDescriptor, HostIdentity, PeerKey, SegmentDescriptor
-from tent_core.errors import (
-    BufferRevoked,
-    ClosedError,
-    PeerDeparted,
-    StaleHandle,
-    TentError,
-    TransportError,
-    Unreachable,
-)
-from tent_core.inflight import InFlight
-from tent_core.memory import slice_bounds
+from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
+from tent_core.endpoints import Endpoints
+from tent_core.errors import PeerDeparted, TentError, WaitTimeout
+from tent_core.inflight import Deadline
+from tent_core.life import Begin, Life, PeerState
+from tent_core.remote_buffer import RemoteBuffer
 from tent_core.runner import Running, Transports
 from tent_core.stats import Counters
 from tent_core.transport import Endpoint
@@ -31,74 +25,6 @@ from tent_core.types import BufferState
 
 if TYPE_CHECKING:
     from tent_core.control.plane import Connection
-
-CONNECT_TIMEOUT_S = 10.0
-
-
-class RemoteBuffer:
-    """One registration of a peer's buffer. `remote[a:b]` is a slice in bytes. Immutable but for its end.
-
-    After the owner unregistered it (or departed) every use raises StaleHandle; ask the segment again.
-    """
-
-    __slots__ = ("descriptor", "inflight", "peer", "trait")
-
-    def __init__(self, peer: LivePeer, descriptor: BufferDescriptor) -> None:
-        self.peer = peer
-        self.descriptor = descriptor
-        self.inflight = InFlight()
-        offers = tuple(sorted((a.name, a.number) for a in descriptor.attributes.values()))
-        self.trait = (descriptor.location, offers)
-        """What selection reads of this buffer: location and who offers it."""
-
-    id = property(lambda self: self.descriptor.id)
-    generation = property(lambda self: self.descriptor.generation)
-    name = property(lambda self: self.descriptor.name)
-    address = property(lambda self: self.descriptor.address)
-    length = property(lambda self: self.descriptor.length)
-    location = property(lambda self: self.descriptor.location)
-    permission = property(lambda self: self.descriptor.permission)
-
-    def __len__(self) -> int:
-        return self.descriptor.length
-
-    def __getitem__(self, index: slice) -> RemoteSlice:
-        start, stop = slice_bounds(self, index)
-        return RemoteSlice(self, start, stop - start)
-
-    def gone(self) -> TentError:
-        """Why this buffer takes no requests."""
-        if self.peer.departed is not None:
-            return PeerDeparted(
-                f"buffer {self.name!r} of segment {self.peer.key.name}: "
-                f"the peer departed ({self.peer.departed}); "
-                "open the segment again"
-            )
-        now = self.peer.segment.buffers.get(self.id)
-        if now is not None and now.generation == self.generation:
-            return BufferRevoked(
-                f"buffer {self.name!r} of segment {self.peer.key.name} is being unregistered by its owner"
-            )
-        return StaleHandle(
-            f"buffer {self.name!r} of segment {self.peer.key.name} was unregistered by its owner; "
-            "ask the segment for its buffers again"
-        )
-
-    def __repr__(self) -> str:
-        d = self.descriptor
-        return (
-            f"<RemoteBuffer {d.name!r} id={d.id} of {self.peer.key.name}: {d.length} bytes, "
-            f"{d.location} {d.permission.name} {d.state.name}>"
-        )
-
-
-class RemoteSlice:
-    """`length` bytes of a peer's buffer from `offset`."""
-
-    __slots__ = ("buffer", "length", "offset")
-
-    def __init__(self, buffer: RemoteBuffer, offset: int, length: int) -> None:
-        self.buffer, self.offset, self.length = buffer, offset, length
 
 
 class PeerView:
@@ -128,18 +54,30 @@ class PeerView:
 
 
 class Listener:
-    """Hands the control plane's events to a peer; implements `control.plane.ConnectionListener`."""
+    """Hands one connection's events to its peer; implements `control.plane.ConnectionListener`.
 
-    def __init__(self, peer: LivePeer) -> None:
-        self.peer = peer
+    Events that come before the peer has adopted the connection are in what it adopts, or kept here.
+    """
+
+    def __init__(self) -> None:
+        self.peer: LivePeer | None = None
+        self.reason: str | None = None
 
     def updated(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         """The peer published a new snapshot."""
-        self.peer.updated(old, new)
+        if self.peer is not None:
+            self.peer.updated(self, old, new)
 
     def departed(self, reason: str) -> None:
         """The peer is gone."""
-        self.peer.depart(reason)
+        self.reason = reason
+        if self.peer is not None:
+            self.peer.depart(reason, self)
+
+    def asked_to_retire(self) -> None:
+        """The peer needs room: let go of it if nothing is pending."""
+        if self.peer is not None:
+            self.peer.retire(0.0, "it needs room")
 
 
 class _Update:
@@ -151,66 +89,196 @@ class _Update:
         self.old, self.new, self.waiting = old, new, 1
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What an engine does for its peers; calls may come from any thread, and return at once but for `dial`.
+
+    - `dial(name, timeout, listener)` connects.
+    - `refreshed(peer, old, new)`: the peer published a snapshot.
+    - `retired(peer)`: an idle peer has been released.
+    - `gone(peer)`: a departed peer has been released, but for its connection; once.
+    - `later(call)` runs a call that may wait a little.
+    """
+
+    host: HostIdentity
+    transports: Transports
+    log: Any
+    dial: Callable[[str, float, Listener], Connection]
+    refreshed: Callable[[LivePeer, SegmentDescriptor, SegmentDescriptor], None]
+    retired: Callable[[LivePeer], None]
+    gone: Callable[[LivePeer], None]
+    later: Callable[[Callable[[], None]], None]
+
+
 class LivePeer:
     """One peer that this engine opened.
 
-    `_lock` guards all of it; under it only `SerialQueue.submit` is called, which queues and returns. `epoch`
-    grows with whatever selection depends on.
+    `_lock` guards all of it; under it only leaf locks are taken, and only calls are queued. `epoch` grows
+    with whatever selection depends on.
     """
 
-    def __init__(
-        self,
-        host: HostIdentity,
-        transports: Transports,
-        log: Any,
-        retire: Callable[[LivePeer], None],
-        refreshed: Callable[[LivePeer, SegmentDescriptor, SegmentDescriptor], None],
-    ) -> None:
-        self._host = host
-        self._transports = transports
-        self._log = log
-        self._retire = retire
-        self._refreshed = refreshed
+    def __init__(self, owner: Owner, listener: Listener, connection: Connection) -> None:
+        self._owner = owner
         self._lock = threading.Lock()
-        self._connecting: dict[str, Future[Endpoint]] = {}
+        self._changed = threading.Condition(self._lock)
+        self._life = Life(time.monotonic())
         self._updates: deque[_Update] = deque()
         self._buffers: dict[int, RemoteBuffer] = {}
-        self._segment: SegmentDescriptor
-        self._releasing = 0
-        self.connection: Connection
-        self.attached = False
-        self.ready: dict[str, Endpoint] = {}
-        self.unreachable: dict[str, str] = {}
+        self._listener = listener
+        self._release_pending = False
+        self.key: PeerKey = connection.key
+        self.connection = connection
+        self.endpoints = Endpoints(
+            self.key,
+            owner.transports,
+            lambda running: PeerView(self, running),
+            self.replan,
+            owner.log,
+        )
         self.counters: dict[str, Counters] = {}
         self.plans: dict[Any, Any] = {}
         self.epoch = 0
         self.handles = 0
-        self.departed: str | None = None
+        self.handshakes = 0
+        """How often the peer was connected."""
+        self._segment: SegmentDescriptor
+        self._adopt_connection(listener, connection)
 
-    def attach(self, connection: Connection) -> None:
-        """Adopt the connection that this peer listens to, with its newest snapshot. Idempotent."""
-        with self._lock:
-            if self.attached:
-                return
-            self.connection = connection
-            self.attached = True
-            self._adopt(connection.descriptor)
-            version = self._segment.version
-            departed = self.departed is not None
-        if departed:  # before it was attached: there is nothing to release but the connection
-            self._retire(self)
-        else:
-            connection.acknowledge(version)
-
-    @property
-    def key(self) -> PeerKey:
-        """Name and incarnation."""
-        return self.connection.key
+    # ---------------------------------------------------------------- what it is
 
     @property
     def segment(self) -> SegmentDescriptor:
         """The newest snapshot."""
         return self._segment
+
+    @property
+    def state(self) -> PeerState:
+        """Where it is in its life."""
+        return self._life.state
+
+    @property
+    def departed(self) -> str | None:
+        """Why it has departed, or None."""
+        return self._life.reason
+
+    @property
+    def same_machine(self) -> bool:
+        """Whether the peer runs under the same kernel."""
+        return self._owner.host.same_machine(self._segment.host)
+
+    @property
+    def same_process(self) -> bool:
+        """Whether the peer is an engine of this very process."""
+        return self._owner.host == self._segment.host
+
+    @property
+    def unreachable(self) -> dict[str, str]:
+        """Transports that can never reach this peer, with the reason."""
+        return self.endpoints.unreachable
+
+    def idle_for(self) -> float | None:
+        """Seconds without any use, or None while it is in use or not live."""
+        with self._lock:
+            return self._life.idle_for(time.monotonic())
+
+    def check_alive(self) -> None:
+        """Raise PeerDeparted if the peer is gone."""
+        if self._life.reason is not None:
+            raise PeerDeparted(
+                f"peer {self.key} departed ({self._life.reason}); "
+                f"open segment {self.key.name} again to reach what is there now"
+            )
+
+    def replan(self) -> None:
+        """What selection depends on has changed."""
+        with self._lock:
+            self._replan()
+
+    def _replan(self) -> None:
+        self.epoch += 1
+        self.plans = {}
+
+    # ---------------------------------------------------------------- being used
+
+    def try_begin(self) -> bool:
+        """Count a use if the peer is live; False when it would have to be woken. Raises PeerDeparted.
+
+        A use keeps the peer from being retired, and is ended with `end`.
+        """
+        with self._lock:
+            begun = self._life.state is PeerState.LIVE and self._life.begin() is Begin.GO
+        if not begun:
+            self.check_alive()
+        return begun
+
+    def begin(self, timeout: float) -> None:
+        """Count a use, waking the peer if it was retired. Waits up to `timeout`.
+
+        Raises PeerDeparted, or what connecting raises.
+        """
+        deadline = Deadline(timeout)
+        while True:
+            with self._lock:
+                begun = self._life.begin()
+                if begun is Begin.GO:
+                    return
+                if begun is Begin.WAIT and not self._changed.wait(deadline.left):
+                    raise WaitTimeout(
+                        f"peer {self.key} was not connected again within {timeout:g} s"
+                    )
+            if begun is Begin.GONE:
+                self.check_alive()
+            if begun is Begin.CONNECT:
+                self._wake(deadline.left)
+
+    def end(self) -> None:
+        """A use has ended."""
+        with self._lock:
+            last = self._life.end(time.monotonic())
+        if last:
+            self._gone()
+
+    def _wake(self, timeout: float) -> None:
+        """Connect a dormant peer again; only its incarnation will do."""
+        listener = Listener()
+        try:
+            connection = self._owner.dial(self.key.name, timeout, listener)
+        except TentError:
+            with self._lock:
+                self._life.connect_failed()
+                self._changed.notify_all()
+            raise
+        if connection.key != self.key:
+            self.depart(f"another incarnation answers under its name: {connection.key}")
+            connection.close("it is not the incarnation that was asked for")
+            self.check_alive()
+        self._adopt_connection(listener, connection)
+        self._owner.log.info("peer_woken", peer=str(self.key))
+
+    def adopt(self, listener: Listener, connection: Connection) -> None:
+        """Take a connection to this peer that was made for somebody else (under another name of it)."""
+        if connection is not self.connection:
+            self._adopt_connection(listener, connection)
+
+    def _adopt_connection(self, listener: Listener, connection: Connection) -> None:
+        with self._lock:
+            alive = self._life.connected(time.monotonic())
+            if alive:
+                self._listener = listener
+                self.connection = connection
+                self.handshakes += 1
+                gone = self._adopt(connection.descriptor)
+                version = self._segment.version
+                listener.peer = self
+            self._changed.notify_all()
+        if not alive:
+            connection.close("the peer departed while it was connected")
+            self.check_alive()
+        for buffer in gone:
+            buffer.inflight.shut()
+        connection.acknowledge(version)
+        if listener.reason is not None:
+            self.depart(listener.reason, listener)
 
     # ---------------------------------------------------------------- buffers
 
@@ -242,184 +310,123 @@ class LivePeer:
             if descriptor.state is BufferState.LIVE and descriptor.id not in self._buffers:
                 self._buffers[descriptor.id] = RemoteBuffer(self, descriptor)
         self._segment = new
-        self.epoch += 1
-        self.plans = {}
+        self._replan()
         return gone
 
     def refresh(self, timeout: float) -> None:
-        """Ask the peer for its newest snapshot, in case the watch is behind."""
-        self.check_alive()
-        self.connection.refresh(timeout)
-
-    @property
-    def same_machine(self) -> bool:
-        """Whether the peer runs under the same kernel."""
-        return self._host.same_machine(self._segment.host)
-
-    @property
-    def same_process(self) -> bool:
-        """Whether the peer is an engine of this very process."""
-        return self._host == self._segment.host
-
-    # ---------------------------------------------------------------- endpoints
-
-    def endpoint(self, name: str, timeout: float = CONNECT_TIMEOUT_S) -> Endpoint:
-        """The endpoint of transport `name`, made now if there is none (single flight).
-
-        Raises Unreachable, TransportError, or PeerDeparted. Blocks up to `timeout` for the first use.
-        """
-        endpoint = self.ready.get(name)
-        if endpoint is not None:
-            return endpoint
-        running = self._transports.get(name)
-        if running is None:
-            raise TransportError(f"transport {name} is not running")
-        with self._lock:
-            self.check_alive()
-            if name in self.unreachable:
-                raise Unreachable(self.unreachable[name])
-            endpoint = self.ready.get(name)
-            if endpoint is not None:  # made since the first look
-                return endpoint
-            future = self._connecting.get(name)
-            if future is None:
-                future = running.calls.submit(lambda: self._connect(running))
-                self._connecting[name] = future
-        return running.result(future, timeout, f"connect to {self.key}")
-
-    def _connect(self, running: Running) -> Endpoint:
-        """Make an endpoint, in the transport's queue, where refreshes and closes of it are queued as well."""
-        name = running.name
+        """Ask the peer for its newest snapshot, in case the watch is behind. Wakes it."""
+        self.begin(timeout)
         try:
-            endpoint = running.transport.connect(PeerView(self, running))
-        except Unreachable as error:
-            with self._lock:
-                self.unreachable[name] = str(error)
-                self._connecting.pop(name, None)
-                self.epoch += 1
-                self.plans = {}
-            self._log.info(
-                "peer_unreachable", transport=name, peer=str(self.key), reason=str(error)
-            )
-            raise
-        except BaseException:
-            with self._lock:
-                self._connecting.pop(name, None)
-            raise
-        with self._lock:
-            self._connecting.pop(name, None)
-            if self.departed is None:
-                self.ready[name] = endpoint
-                return endpoint
-        endpoint.close(self.departed)
-        raise PeerDeparted(f"peer {self.key} departed while {name} connected: {self.departed}")
+            self.connection.refresh(timeout)
+        finally:
+            self.end()
 
-    def check_alive(self) -> None:
-        """Raise PeerDeparted if the peer is gone."""
-        if self.departed is not None:
-            raise PeerDeparted(
-                f"peer {self.key} departed ({self.departed}); "
-                f"open segment {self.key.name} again to reach what is there now"
-            )
+    def notify(self, name: str, payload: bytes, timeout: float) -> None:
+        """Deliver a notification to the peer's application. Wakes it."""
+        self.begin(timeout)
+        try:
+            self.connection.notify(name, payload, timeout)
+        finally:
+            self.end()
+
+    def endpoint(self, name: str) -> Endpoint:
+        """The endpoint of transport `name`. Raises Unreachable, TransportError, PeerDeparted."""
+        endpoint = self.endpoints.ready.get(name)
+        if endpoint is None:
+            self.check_alive()
+            endpoint = self.endpoints.get(name)
+        return endpoint
 
     # ---------------------------------------------------------------- the control plane's events
 
-    def updated(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
+    def updated(self, listener: Listener, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         """A new snapshot arrived. What it takes away is shut now, and acknowledged once let go of."""
         update = _Update(old, new)
         with self._lock:
-            if self.departed is not None or not self.attached:
-                return  # what came before `attach` is in the snapshot that it adopts
+            if listener is not self._listener or self._life.state is not PeerState.LIVE:
+                return  # what it took away is found when the peer is connected again
             gone = self._adopt(new)
-            for name in list(self.unreachable):
-                if old.attributes.get(name) != new.attributes.get(name):
-                    del self.unreachable[name]
+            self.endpoints.reconsider(old, new)
             update.waiting += len(gone)
             self._updates.append(update)
         for buffer in gone:
             buffer.inflight.shut()
             buffer.inflight.when_drained(lambda: self._drained(update))
         self._drained(update)
-        self._refreshed(self, old, new)
+        self._owner.refreshed(self, old, new)
 
     def _drained(self, update: _Update) -> None:
         """One use fewer keeps `update` from being acknowledged; refreshes go out in the order of versions."""
         with self._lock:
             update.waiting -= 1
             while self._updates and self._updates[0].waiting == 0:
-                # Queued with the lock held, so that two threads cannot swap versions: submit only queues.
-                self._refresh(self._updates.popleft())
+                # Queued with the lock held, so that two threads cannot swap versions.
+                self._refresh(self._updates.popleft(), self.connection)
 
-    def _refresh(self, update: _Update) -> None:
-        names = list(self._transports)
-        left = [len(names)]
-        count = threading.Lock()
+    def _refresh(self, update: _Update, connection: Connection) -> None:
+        self.endpoints.refresh(
+            update.old, update.new, lambda: connection.acknowledge(update.new.version)
+        )
 
-        def refresh(running: Running) -> None:
-            endpoint = self.ready.get(running.name)
-            if endpoint is not None:
-                endpoint.refresh(update.old, update.new)
-            with count:
-                left[0] -= 1
-                last = left[0] == 0
-            if last:
-                self.connection.acknowledge(update.new.version)
+    # ---------------------------------------------------------------- idle, and gone
 
-        for running in names:
-            try:
-                running.calls.submit(
-                    partial(self._guarded, running, "refresh", partial(refresh, running))
-                )
-            except ClosedError:
-                return
-
-    def _guarded(self, running: Running, doing: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            # Not acknowledged then: the owner must not believe that this side has let go.
-            running.log.error(
-                "transport_raised", doing=doing, peer=str(self.key), error=repr(error)
-            )
-
-    def depart(self, reason: str) -> None:
-        """The peer is gone: shut everything, close the endpoints, then say goodbye. Once; never blocks."""
-        running = list(self._transports)
+    def retire(self, at_least: float, reason: str) -> bool:
+        """Release all that is held for the peer if nothing has used it for `at_least` seconds; the next use
+        brings it back. Answers whether it does. Never blocks."""
         with self._lock:
-            if self.departed is not None:
-                return
-            self.departed = reason
-            if not self.attached:
-                return
-            self.epoch += 1
-            self.plans = {}
-            endpoints, self.ready = self.ready, {}
-            buffers = list(self._buffers.values())
+            if not self._life.retire(time.monotonic(), at_least):
+                return False
             self._updates.clear()
-            self._releasing = len(buffers) + len(running) + 1
-        for r in running:
-            try:
-                r.calls.submit(partial(self._close_endpoint, r, endpoints.get(r.name), reason))
-            except ClosedError:
-                self._released()
+            self._replan()
+        self._owner.log.info("peer_retired", peer=str(self.key), reason=reason)
+        self.endpoints.close_all(
+            f"the peer was retired: {reason}",
+            lambda: self._owner.later(lambda: self._retired(reason)),
+        )
+        return True
+
+    def _retired(self, reason: str) -> None:
+        """The endpoints are closed; the control connection goes last."""
+        self.connection.close(f"retired: {reason}")
+        with self._lock:
+            self._life.released()
+            gone = self._life.state is PeerState.DEPARTED
+            self._changed.notify_all()
+        (self._owner.gone if gone else self._owner.retired)(self)
+
+    def depart(self, reason: str, listener: Listener | None = None) -> None:
+        """The peer is gone: shut everything and release it. Once; never blocks."""
+        with self._lock:
+            if listener is not None and listener is not self._listener:
+                return  # of a connection that was given up
+            before = self._life.depart(reason)
+            if before is None:
+                return
+            self._replan()
+            self._updates.clear()
+            buffers = list(self._buffers.values())
+            self._release_pending = before is PeerState.LIVE
+            self._changed.notify_all()
         for buffer in buffers:
             buffer.inflight.shut()
-            buffer.inflight.when_drained(self._released)
-        self._released()
+        if before is PeerState.LIVE:
+            self.endpoints.close_all(reason, self._endpoints_closed)
+        elif before is not PeerState.RETIRING:  # a retirement under way ends by itself
+            self._owner.gone(self)
 
-    def _close_endpoint(self, running: Running, endpoint: Endpoint | None, reason: str) -> None:
-        if endpoint is not None:
-            self._guarded(running, "close", lambda: endpoint.close(reason))
-        self._guarded(running, "release", lambda: running.transport.release(self.key, reason))
-        self._released()
-
-    def _released(self) -> None:
+    def _endpoints_closed(self) -> None:
         with self._lock:
-            self._releasing -= 1
-            if self._releasing:
+            self._release_pending = False
+        self._gone()
+
+    def _gone(self) -> None:
+        """The last use has ended, or the last endpoint was closed: when both have, the peer is released."""
+        with self._lock:
+            if self._release_pending or self._life.users:
                 return
-        self._retire(self)
+            self._release_pending = True  # told once
+        self._owner.gone(self)
 
     def holdings(self) -> dict[str, dict[str, int]]:
         """What each transport holds for this peer."""
-        return {name: dict(endpoint.holdings()) for name, endpoint in list(self.ready.items())}
+        return self.endpoints.holdings()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tent_core import columns
-from tent_core.batch import Batch, Options, Rows
+from tent_core.batch import Batch, Options, Rows, Try
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import (
     BufferRevoked,
@@ -17,19 +17,22 @@ from tent_core.errors import (
     PermissionDenied,
     RangeError,
     StaleHandle,
+    TentError,
     UsageError,
 )
 from tent_core.inflight import begin_all
 from tent_core.memory import Buffer, BufferSlice
-from tent_core.peers import LivePeer, RemoteBuffer, RemoteSlice
+from tent_core.peers import LivePeer
 from tent_core.planning import Group
-from tent_core.types import Intent, Opcode, Permission, Priority
+from tent_core.remote_buffer import RemoteBuffer, RemoteSlice
+from tent_core.types import Intent, Opcode, Permission, Priority, Status
 from tent_core.work import Requests
 
 if TYPE_CHECKING:
     from tent_core.engine import Engine
 
 Local: TypeAlias = Buffer | Sequence[Buffer]
+Plan: TypeAlias = Callable[[], list[Group]]
 Remote: TypeAlias = RemoteBuffer | Sequence[RemoteBuffer]
 
 
@@ -266,8 +269,7 @@ class Segment:
         queue stays full for `timeout` seconds (default: `notifications.timeout_s`), PeerDeparted.
         """
         self._check_open()
-        self._peer.check_alive()
-        self._peer.connection.notify(name, payload, self._engine.notify_timeout(timeout))
+        self._peer.notify(name, payload, self._engine.notify_timeout(timeout))
 
     def close(self) -> None:
         """Give the handle back. The peer stays connected for a while, so that reopening costs nothing."""
@@ -355,17 +357,45 @@ class _Checked:
                 )
         return found
 
-    def start(self, options: Options, may_block: bool, groups: list[Group] | None = None) -> Batch:
-        """Mark, plan and set going."""
+    def start(self, options: Options, may_block: bool, plan: Plan | None = None) -> Batch:
+        """Mark the peer and the buffers as in use, plan, and set going.
+
+        A peer that was retired is woken first: by this thread if it may block, else by the progress thread.
+        """
         engine, peer = self.engine, self.peer
-        marks = self.marks()
-        batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", marks, engine.spin_s)
-        if not batch.done:
-            groups = self.groups(options) if groups is None else groups
-            engine.dispatcher.start(
-                batch, peer, groups, engine.deadline(options.timeout), may_block
+        batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
+        deadline = engine.deadline(options.timeout)
+        if peer.try_begin():
+            self._go(batch, options, may_block, plan, deadline)
+        elif may_block:
+            peer.begin(engine.call_timeout(None))
+            self._go(batch, options, may_block, plan, deadline)
+        else:
+            engine.dispatcher.progress.submit(
+                lambda: self._go_later(batch, options, plan, deadline)
             )
         return batch
+
+    def _go(
+        self, batch: Batch, options: Options, may_block: bool, plan: Plan | None, deadline: float
+    ) -> None:
+        """Set going; the use of the peer has begun."""
+        try:
+            marks = self.marks()
+        except BaseException:
+            self.peer.end()
+            raise
+        batch.hold((*marks, self.peer))
+        if not batch.done:
+            groups = self.groups(options) if plan is None else plan()
+            self.engine.dispatcher.start(batch, self.peer, groups, deadline, may_block)
+
+    def _go_later(self, batch: Batch, options: Options, plan: Plan | None, deadline: float) -> None:
+        try:
+            self.peer.begin(self.engine.call_timeout(None))
+            self._go(batch, options, False, plan, deadline)
+        except TentError as error:
+            batch.settle_failed(None, Status.FAILED, None, (Try("connect", error, 0.0),))
 
 
 class Prepared:
@@ -396,7 +426,7 @@ class Prepared:
     def post(self) -> Batch:
         """Start the transfer and return at once."""
         self._checked.segment._check_open()
-        return self._checked.start(self._options, False, self._plan())
+        return self._checked.start(self._options, False, self._plan)
 
     def run(self, timeout: float | None = None) -> None:
         """Carry out the transfer and return when all of it is COMPLETED. Raises as `Segment.write` does."""
@@ -413,7 +443,7 @@ class Prepared:
 
     def _run(self, options: Options) -> None:
         checked = self._checked
-        batch = checked.start(options, True, self._plan())
+        batch = checked.start(options, True, self._plan)
         batch.wait(checked.engine.wait_limit(options.timeout))
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ class TransportDeclaration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBuffer:
-    """One registered range of this engine, as transports see it. It stays alive until `remove_buffer` returned.
+    """One registered range of this engine, as transports see it, alive until `remove_buffer` returned.
 
     `memory_fd` is the descriptor of the memfd that backs memory made by `allocate` (the buffer starts at
     offset 0 of it and spans it whole, sealed against shrinking and growing), else -1.
@@ -122,7 +122,7 @@ class TransportContext(Protocol):
 
     @property
     def advertise_host(self) -> str:
-        """The host that this engine advertises; a transport advertises the same unless its settings say otherwise."""
+        """The host that this engine advertises; a transport does so too unless its settings say otherwise."""
         ...
 
     @property
@@ -192,7 +192,9 @@ class Transport(abc.ABC):
         none is touching it. Raises TransportError if that cannot be said within `timeout` seconds."""
 
     def release(self, peer: PeerKey, reason: str) -> None:
-        """The peer departed: free within a second what was made here for it (its endpoint is closed apart)."""
+        """A peer that opened this engine departed or retired: free within a second what was made for it here.
+
+        What this side opened hangs on the endpoint, which is closed apart."""
 
     @abc.abstractmethod
     def stop(self) -> None:

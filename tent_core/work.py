@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from tent_core.types import Opcode, Status
 
-_PENDING, _COMPLETED = int(Status.PENDING), int(Status.COMPLETED)  # numpy takes plain integers faster
+_PENDING, _COMPLETED = (
+    int(Status.PENDING),
+    int(Status.COMPLETED),
+)  # numpy takes plain integers faster
 
 Iovecs = NDArray[np.uint64]
 """Shape (n, 2), C-contiguous: address, length."""

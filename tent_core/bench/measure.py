@@ -16,8 +16,8 @@ from tent_core.types import Opcode
 
 if TYPE_CHECKING:
     from tent_core.memory import Buffer
-    from tent_core.peers import RemoteBuffer
     from tent_core.remote import Segment
+    from tent_core.remote_buffer import RemoteBuffer
 
 Call = Callable[[], object]
 

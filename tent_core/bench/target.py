@@ -17,8 +17,8 @@ from tent_core.errors import TentError
 if TYPE_CHECKING:
     from tent_core.engine import Engine
     from tent_core.memory import Buffer
-    from tent_core.peers import RemoteBuffer
     from tent_core.remote import Segment
+    from tent_core.remote_buffer import RemoteBuffer
 
 BUFFER_NAME = "span"
 _ANSWER_S = 60.0

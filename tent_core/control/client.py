@@ -59,6 +59,7 @@ class ControlClient:
         self._all: set[Connection] = set()
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._partings: set[asyncio.Task[None]] = set()
+        self._periodic: list[asyncio.Task[None]] = []
 
     def serve(self, local: LocalSegment) -> None:
         """Whose connections these are."""
@@ -93,6 +94,19 @@ class ControlClient:
         """Nothing of a connection is left."""
         self._all.discard(connection)
 
+    def every(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call `call()` every so many seconds until `stop`."""
+
+        async def again() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                try:
+                    call()
+                except Exception as error:
+                    self._log.error("periodic_call_raised", call=call.__name__, exc_info=error)
+
+        self._periodic.append(self._loop.spawn(again(), f"every {seconds:g} s"))
+
     def part(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Own the end of a connection that takes longer."""
         task = self._loop.spawn(work, f"part {connection.key}")
@@ -103,7 +117,7 @@ class ControlClient:
         """Say goodbye to everybody, all at once, within about `within` seconds."""
         self._closing = True
         deadline = self._loop.now() + within
-        for task in set(self._opening.values()):
+        for task in (*set(self._opening.values()), *self._periodic):
             task.cancel()
         ends = [asyncio.ensure_future(connection.end(reason)) for connection in self._all]
         await _all_until(ends, deadline)

@@ -134,6 +134,11 @@ class ControlPlane:
             self._client.open(str(address.parse(name)), timeout, listener), timeout
         )
 
+    def every(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call `call()` on the control thread every so many seconds until `stop`. It must not block."""
+        self._check()
+        self._loop.run(_soon(self._client.every, seconds, call), START_S)
+
     # ---------------------------------------------------------------- peers that opened this engine
 
     def sessions(self) -> list[SessionInfo]:

@@ -20,8 +20,8 @@ from tent_core.replay.trace import TraceRequest
 if TYPE_CHECKING:
     from tent_core.engine import Engine
     from tent_core.memory import Buffer
-    from tent_core.peers import RemoteBuffer
     from tent_core.remote import Segment
+    from tent_core.remote_buffer import RemoteBuffer
 
 
 class Prefill:
