@@ -394,7 +394,8 @@ class Engine:
             if self._peers.get(peer.key.name) is peer:
                 del self._peers[peer.key.name]
             self._released.notify_all()
-        self._later(lambda: peer.connection.close(peer.departed or ""))
+        if not self._closed:  # else the control plane says goodbye to everybody at once
+            self._later(lambda: peer.connection.close(peer.departed or ""))
         self._log.info("peer_departed", peer=str(peer.key), reason=peer.departed)
         self._hooks.fire("tent_peer_departed", engine=self, peer=peer.key, reason=peer.departed)
 
@@ -544,6 +545,7 @@ class Engine:
             peer.depart("the engine was closed")
         with self._lock:
             self._released.wait_for(lambda: not self._peers, deadline.left)
+        self._control.leave(max(0.2, min(deadline.left, 1.0)))
         held = self._buffers.withdraw_all(Deadline(min(deadline.left, 2.0)))
         self._control.stop(max(0.2, min(deadline.left, 2.0)))
         self._transports.stop()

@@ -23,7 +23,9 @@ from tent_core.types import Status
 def batch_of(n: int, *marks: InFlight) -> Batch:
     for mark in marks:
         mark.begin()
-    return Batch(n, f"batch of {n}", marks, 0.0)
+    batch = Batch(n, f"batch of {n}", 0.0)
+    batch.hold(marks)
+    return batch
 
 
 def moved(n: int) -> np.ndarray:

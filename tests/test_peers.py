@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,9 +12,18 @@ import structlog
 from pydantic import BaseModel
 
 from tent_core.descriptor import Attribute, BufferDescriptor, HostIdentity, SegmentDescriptor
-from tent_core.errors import BufferRevoked, PeerDeparted, StaleHandle, TransportError, Unreachable
-from tent_core.peers import LivePeer
+from tent_core.errors import (
+    BufferRevoked,
+    PeerDeparted,
+    StaleHandle,
+    TransportError,
+    UnknownSegment,
+    Unreachable,
+)
+from tent_core.life import PeerState
+from tent_core.peers import Listener, LivePeer, Owner
 from tent_core.runner import Running, Transports
+from tent_core.serial import SerialQueue
 from tent_core.transport import Endpoint, Peer, Transport, TransportContext, TransportDeclaration
 from tent_core.types import BufferState, Capabilities, Permission
 from tent_core.work import Work
@@ -41,16 +49,23 @@ def snapshot(version: int, *buffers: BufferDescriptor) -> SegmentDescriptor:
 class FakeConnection:
     """The control plane's side of a peer."""
 
-    def __init__(self, descriptor: SegmentDescriptor) -> None:
+    def __init__(self, descriptor: SegmentDescriptor, listener: Listener) -> None:
         self.descriptor = descriptor
+        self.listener = listener
         self.key = descriptor.key
         self.acknowledged: list[int] = []
         self.changed = threading.Condition()
+        self.closed: list[str] = []
 
     def acknowledge(self, version: int) -> None:
         with self.changed:
             self.acknowledged.append(version)
             self.changed.notify_all()
+
+    def close(self, reason: str = "") -> None:
+        self.closed.append(reason)
+
+    def notify(self, name: str, payload: bytes, timeout: float) -> None: ...
 
     def wait_for(self, *versions: int) -> None:
         with self.changed:
@@ -107,20 +122,48 @@ class Harness:
         self.transports = Transports(self.log)
         self.running = Running(declaration, self.transport, self.log)
         self.transports._running["fake"] = self.running
-        self.retired = threading.Event()
-        self.peer = LivePeer(
-            HOST, self.transports, self.log, lambda _: self.retired.set(), lambda *_: None
+        self.gone: list[LivePeer] = []
+        self.retired: list[LivePeer] = []
+        self.dialled: list[FakeConnection] = []
+        self.answer: Any = snapshot(1, *buffers)
+        self.later = SerialQueue("later")
+        self.owner = Owner(
+            HOST,
+            self.transports,
+            self.log,
+            self.dial,
+            lambda *_: None,
+            self.retired.append,
+            self.gone.append,
+            self.later.submit,
         )
-        self.connection: Any = FakeConnection(snapshot(1, *buffers))
-        self.peer.attach(self.connection)
+        listener = Listener()
+        self.peer = LivePeer(self.owner, listener, self.dial("127.0.0.1:1", 1.0, listener))
+
+    @property
+    def connection(self) -> FakeConnection:
+        return self.dialled[-1]
+
+    def dial(self, name: str, timeout: float, listener: Listener) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.dialled.append(FakeConnection(self.answer, listener))
+        return self.dialled[-1]
 
     def publish(self, *buffers: BufferDescriptor) -> None:
         old = self.connection.descriptor
         self.connection.descriptor = snapshot(old.version + 1, *buffers)
-        self.peer.updated(old, self.connection.descriptor)
+        self.connection.listener.updated(old, self.connection.descriptor)
+
+    def settle(self) -> None:
+        """Let everything that was queued have been done."""
+        for _ in range(3):
+            self.running.calls.submit(lambda: None).result(5)
+            self.later.submit(lambda: None).result(5)
 
     def stop(self) -> None:
         self.running.calls.close(5)
+        self.later.close(5)
 
 
 @pytest.fixture
@@ -235,23 +278,24 @@ def test_a_connect_that_failed_may_be_tried_again(harness: Harness) -> None:
     assert harness.peer.endpoint("fake") is harness.transport.endpoints[0]
 
 
-def test_a_departed_peer_closes_its_endpoints_and_is_retired_when_nothing_uses_it(
-    harness: Harness,
-) -> None:
+def test_a_departed_peer_closes_its_endpoints_and_is_gone_when_nothing_uses_it(harness: Harness) -> None:
     endpoint = harness.peer.endpoint("fake")
     used = harness.peer.buffers()[0]
-    used.inflight.begin()
-    harness.peer.depart("process ended")
+    harness.peer.begin(1)
+    harness.connection.listener.departed("process ended")
     harness.peer.depart("again")
     assert isinstance(endpoint, FakeEndpoint)
     assert endpoint.closed.wait(5)
-    harness.running.calls.submit(lambda: None).result(5)
-    assert not harness.retired.is_set()
-    used.inflight.end()
-    assert harness.retired.wait(5)
+    harness.settle()
+    assert harness.gone == []
+    harness.peer.end()
+    assert harness.gone == [harness.peer]
     assert endpoint.events == ["close process ended"]
     with pytest.raises(PeerDeparted, match="process ended"):
         harness.peer.endpoint("fake")
+    with pytest.raises(PeerDeparted, match="process ended"):
+        harness.peer.begin(1)
+    assert not used.inflight.begin()
     assert isinstance(used.gone(), PeerDeparted)
 
 
@@ -273,30 +317,126 @@ def test_an_endpoint_made_while_the_peer_departs_is_closed(harness: Harness) -> 
     caller.join(5)
     assert len(failed) == 1
     assert harness.transport.endpoints[0].closed.is_set()
-    assert harness.retired.wait(5)
+    harness.settle()
+    assert harness.gone == [harness.peer]
 
 
-def test_a_peer_that_departed_before_it_was_attached_is_retired() -> None:
-    made = Harness()
-    retired: list[LivePeer] = []
-    fresh = LivePeer(HOST, made.transports, made.log, retired.append, lambda *_: None)
-    fresh.depart("its process ended")
-    assert retired == []
-    connection: Any = FakeConnection(snapshot(1, buffer(0)))
-    fresh.attach(connection)
-    assert retired == [fresh]
-    with pytest.raises(PeerDeparted, match="its process ended"):
-        fresh.check_alive()
-    made.stop()
-
-
-def test_what_came_before_the_peer_was_attached_is_in_the_snapshot_that_it_adopts() -> None:
+def test_what_happened_before_the_connection_was_adopted_is_not_lost() -> None:
     made = Harness(buffer(0))
-    fresh = LivePeer(HOST, made.transports, made.log, lambda _: None, lambda *_: None)
-    old = snapshot(1, buffer(0))
-    new = replace(snapshot(2, buffer(0)), devices=())
-    fresh.updated(old, new)
-    connection: Any = FakeConnection(new)
-    fresh.attach(connection)
+    listener = Listener()
+    old, new = snapshot(1, buffer(0)), snapshot(2, buffer(0))
+    listener.updated(old, new)
+    connection: Any = FakeConnection(new, listener)
+    LivePeer(made.owner, listener, connection)
     connection.wait_for(2)
+    late = Listener()
+    late.departed("its process ended")
+    gone = LivePeer(made.owner, late, FakeConnection(new, late))  # type: ignore[arg-type]
+    made.settle()
+    assert made.gone == [gone]
+    with pytest.raises(PeerDeparted, match="its process ended"):
+        gone.check_alive()
     made.stop()
+
+
+# -------------------------------------------------------------------- idle
+
+
+def test_an_idle_peer_releases_everything_the_control_connection_last(harness: Harness) -> None:
+    endpoint = harness.peer.endpoint("fake")
+    assert isinstance(endpoint, FakeEndpoint)
+    endpoint.close = lambda reason: endpoint.events.append(  # type: ignore[method-assign]
+        f"closed before the connection: {not harness.connection.closed}"
+    )
+    assert not harness.peer.retire(3600, "not idle for so long")
+    assert harness.peer.retire(0, "idle")
+    harness.settle()
+    assert endpoint.events == ["closed before the connection: True"]
+    assert harness.connection.closed == ["retired: idle"]
+    assert harness.peer.state is PeerState.DORMANT
+    assert harness.retired == [harness.peer]
+    assert harness.peer.holdings() == {}
+
+
+def test_a_peer_that_is_in_use_is_not_retired(harness: Harness) -> None:
+    harness.peer.begin(1)
+    assert not harness.peer.retire(0, "idle")
+    harness.peer.end()
+    assert harness.peer.retire(0, "idle")
+
+
+def test_the_next_use_brings_a_retired_peer_back_with_the_same_buffers(harness: Harness) -> None:
+    kept, taken = harness.peer.buffers()
+    harness.peer.retire(0, "idle")
+    harness.answer = snapshot(9, buffer(0), buffer(1, generation=8))
+    harness.peer.begin(5)
+    assert harness.peer.state is PeerState.LIVE
+    assert len(harness.dialled) == 2
+    harness.connection.wait_for(9)
+    assert kept.inflight.begin()
+    assert not taken.inflight.begin()
+    assert isinstance(taken.gone(), StaleHandle)
+    harness.peer.endpoint("fake")
+    harness.peer.end()
+
+
+def test_many_users_of_a_retired_peer_connect_it_once(harness: Harness) -> None:
+    harness.peer.retire(0, "idle")
+    users = [threading.Thread(target=harness.peer.begin, args=(5,)) for _ in range(8)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(5)
+    assert len(harness.dialled) == 2
+    assert harness.peer.idle_for() is None
+
+
+def test_a_retired_peer_that_is_another_incarnation_now_has_departed(harness: Harness) -> None:
+    from dataclasses import replace
+
+    harness.peer.retire(0, "idle")
+    harness.answer = replace(snapshot(1), incarnation=b"j" * 16)
+    with pytest.raises(PeerDeparted, match="another incarnation"):
+        harness.peer.begin(5)
+    harness.settle()
+    assert harness.gone == [harness.peer]
+    assert len(harness.connection.closed) == 1
+
+
+def test_a_retired_peer_that_cannot_be_reached_now_is_tried_again_by_the_next_use(harness: Harness) -> None:
+    harness.peer.retire(0, "idle")
+    harness.settle()
+    answer, harness.answer = harness.answer, UnknownSegment("nobody answers")
+    with pytest.raises(UnknownSegment):
+        harness.peer.begin(5)
+    harness.answer = answer
+    harness.peer.begin(5)
+    assert harness.peer.state is PeerState.LIVE
+
+
+def test_events_of_a_connection_that_was_given_up_are_not_heeded(harness: Harness) -> None:
+    first = harness.connection.listener
+    harness.peer.retire(0, "idle")
+    harness.peer.begin(5)
+    first.departed("late")
+    first.updated(snapshot(1), snapshot(50))
+    assert harness.peer.departed is None
+    assert harness.peer.segment.version == 1
+
+
+def test_a_peer_that_departs_while_it_retires_is_gone_once(harness: Harness) -> None:
+    endpoint = harness.peer.endpoint("fake")
+    entered, gate = threading.Event(), threading.Event()
+
+    def close(reason: str) -> None:
+        entered.set()
+        assert gate.wait(5)
+
+    endpoint.close = close  # type: ignore[method-assign]
+    harness.peer.retire(0, "idle")
+    assert entered.wait(5)
+    harness.connection.listener.departed("process ended")
+    gate.set()
+    harness.settle()
+    assert harness.gone == [harness.peer]
+    assert harness.retired == []

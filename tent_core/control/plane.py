@@ -102,6 +102,14 @@ class ControlPlane:
         self._client.serve(local)
         self._loop.run(self._server.serve(local, handler), START_S)
 
+    def leave(self, timeout: float) -> None:
+        """Say goodbye to every peer that this engine opened, all at once, within about `timeout` seconds.
+
+        Peers that opened this engine are still answered. Idempotent.
+        """
+        if not self._stopped and not in_forked_child():
+            self._loop.run(self._client.stop("its engine was closed", timeout), timeout)
+
     def stop(self, timeout: float) -> None:
         """Say goodbye to everybody and end, within about `timeout` seconds. Idempotent.
 
