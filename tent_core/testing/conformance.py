@@ -186,12 +186,14 @@ class TransportConformance:
         target = ends.buffer(ends.there, space, memory)
         remote = ends.remote(target)
         for size in SIZES:
-            source = ends.buffer(ends.here, ends.bytes(size), memory)
+            content = ends.bytes(size)
+            source = ends.buffer(ends.here, content, memory)
             target.array[:] = space
             ends.segment.write(source, remote[KIB : KIB + size])
             expected = space.copy()
-            expected[KIB : KIB + size] = source.array
+            expected[KIB : KIB + size] = content
             assert np.array_equal(target.array, expected), f"{size} bytes"
+            assert np.array_equal(source.array, content), f"{size} bytes"
 
     @pytest.mark.parametrize("memory", [ALLOCATED, REGISTERED])
     def test_a_read_of_any_size_arrives_and_touches_nothing_else(
@@ -200,12 +202,14 @@ class TransportConformance:
         space = ends.bytes(max(SIZES) + 2 * KIB)
         target = ends.buffer(ends.here, space, memory)
         for size in SIZES:
-            source = ends.buffer(ends.there, ends.bytes(size), memory)
+            content = ends.bytes(size)
+            source = ends.buffer(ends.there, content, memory)
             target.array[:] = space
             ends.segment.read(target[KIB : KIB + size], ends.remote(source))
             expected = space.copy()
-            expected[KIB : KIB + size] = source.array
+            expected[KIB : KIB + size] = content
             assert np.array_equal(target.array, expected), f"{size} bytes"
+            assert np.array_equal(source.array, content), f"{size} bytes"
 
     @pytest.mark.parametrize("memory", [ALLOCATED, REGISTERED])
     @pytest.mark.parametrize("longest", [61, 4 * KIB])
