@@ -249,7 +249,7 @@ class _Checker:
 
     def _choice(self, name: str, enable: Enable) -> TransportChoice:
         if enable is Enable.FALSE:
-            return TransportChoice(enable, None, "disabled in the configuration")
+            return TransportChoice(enable, None, "is disabled by transports in the configuration")
         loaded = self._try(name)
         if isinstance(loaded, PluginError):
             if enable is Enable.TRUE:

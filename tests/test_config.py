@@ -137,6 +137,7 @@ def test_a_mistake_tells_its_parts(packages: Packages) -> None:
         ("control: {listen: '[::1]:65536'}", "a port up to 65535"),
         ("control: {advertise: 0.0.0.0}", "an address that peers can connect to"),
         ("control: {advertise: 'a b'}", "allowed: a host"),
+        ("control: {advertise: '[::g]:1'}", "allowed: a host"),
         ("control: {call_timeout_s: 0}", "allowed: more than 0"),
         ("peers: {max: 0}", "found 0; allowed: at least 1"),
         ("peers: {max: 1.5}", "found 1.5; allowed: a whole number"),
@@ -366,7 +367,7 @@ def test_a_configuration_that_only_disables_leaves_the_rest_auto(packages: Packa
     made = settings("transports: {rdma: {enable: false, devices: [whatever]}}", packages)
     assert packages.imported == ["shm", "tcp", "ub"]
     assert made.transports["rdma"].enable is Enable.FALSE
-    assert made.skipped["rdma"] == "disabled in the configuration"
+    assert made.skipped["rdma"] == "is disabled by transports in the configuration"
     assert "rdma" in made.policy[0].transports  # so that explain can say why it is out
 
 
