@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from tent_core.config import Enable, Settings, check, json_schema, load
 from tent_core.errors import ConfigError
@@ -391,6 +391,39 @@ def test_a_disabled_transport_is_never_loaded_even_where_the_policy_names_it(
 
 def test_a_private_transport_is_used_where_it_is_named(packages: Packages) -> None:
     assert set(settings("transports: {mock: {}}", packages).enabled) == {"mock"}
+
+
+class Demanding(BaseModel, extra="forbid"):
+    device: str
+
+
+class Broken(BaseModel, extra="forbid"):
+    size: int = 1
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _fail(cls, value: object) -> object:
+        raise KeyError(value)
+
+
+def test_required_settings_that_nobody_could_give_skip_what_is_auto_without_being_mentioned() -> (
+    None
+):
+    registry = Registry.of(TransportDeclaration("ub", 11, factory, Demanding, Capabilities()))
+    assert "transports.ub.device: found nothing" in load(None, registry).skipped["ub"]
+    with pytest.raises(ConfigError, match=r"transports\.ub\.device: found nothing"):
+        load({"transports": {"ub": {}}}, registry)
+
+
+def test_a_settings_model_that_fails_is_a_mistake_and_no_crash() -> None:
+    registry = Registry.of(TransportDeclaration("ub", 11, factory, Broken, Capabilities()))
+    with pytest.raises(ConfigError, match="on which its package fails: KeyError: 5"):
+        load({"transports": {"ub": {"size": 5}}}, registry)
+
+
+def test_a_configuration_with_mistakes_implies_no_transport(packages: Packages) -> None:
+    assert mistakes("transports: {tpc: {enable: true}}", packages)
+    assert packages.imported == []
 
 
 @pytest.mark.parametrize(
