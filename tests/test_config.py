@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from tent_core.errors import ConfigError
 from tent_core.hookspecs import hookimpl
 from tent_core.plugins import Offer, Registry
 from tent_core.policy import PolicyEntry
+from tent_core.settings import PolicySettings, Sections
 from tent_core.transport import Transport, TransportDeclaration
 from tent_core.types import Capabilities, Intent, Priority
 from tent_core.units import Seconds, Size
@@ -446,6 +448,34 @@ def test_two_private_transports_with_one_number_are_both_refused() -> None:
     assert set(made.enabled) == {"tcp"}
     assert made.skipped["mine"] == made.skipped["yours"]
     assert all(part in made.skipped["mine"] for part in ("tent-mine", "tent-yours", "1001"))
+
+
+# ---------------------------------------------------------------- the documentation
+
+DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    page = DOCS.read_text()
+    defaults = json.loads(Sections().model_dump_json())
+    for section, values in defaults.items():
+        for key, default in values.items():
+            line = next(line for line in page.splitlines() if f"`{section}.{key}`" in line)
+            assert str("what is listened on" if default is None else default) in line
+
+
+def test_every_key_of_a_policy_entry_is_documented() -> None:
+    page = DOCS.read_text()
+    assert all(f"`{key}`" in page for key in PolicySettings.model_fields)
+    assert all(f"`{intent.name.lower()}`" in page for intent in Intent)
+
+
+def test_the_examples_of_the_documentation_are_right(packages: Packages) -> None:
+    blocks = re.findall(r"(?m)(?:^    (?:transports|policy):\n)(?:^      .*\n)+", DOCS.read_text())
+    assert len(blocks) == 2
+    for block in blocks:
+        accepted = block.replace(": true", ": auto")  # what is installed here is not the point
+        assert mistakes(textwrap.dedent(accepted), packages) == []
 
 
 # ---------------------------------------------------------------- whatever is written
