@@ -65,7 +65,7 @@ class ShmEndpoint(Endpoint):
     def submit(self, work: Work) -> None:
         requests = work.requests
         what: Plan | None = requests.derived
-        if what is None or what.segment is not self._peer.segment or not what.begin():
+        if what is None or not what.begin():
             what = self._begun(requests)
         if what.quick is not None and self._check(what) is None:
             moved = what.quick() == what.quick_answer
@@ -98,7 +98,7 @@ class ShmEndpoint(Endpoint):
 
     def _begun(self, requests: Requests) -> Plan:
         """A new plan, with its targets marked as in use."""
-        what = plan.make(requests, self._peer.segment, self._targets.get, self._ways)
+        what = plan.make(requests, self._targets.get, self._ways)
         if not what.begin():
             raise what.gone or TransportError("the peer is just unregistering a buffer")
         if requests.reused and not what.refusals:

@@ -118,6 +118,52 @@ def test_a_call_that_names_the_keeper_never_finds_the_new_program_and_one_that_n
             assert landed == 4096
 
 
+@KEEP_GIL
+def test_an_owner_that_executes_between_our_check_and_our_call_gets_no_byte(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = dict(syscalls._VECTOR_CALLS)
+    with pair(owners.at_fixed_address, **settings) as made:
+
+        def late(call: Any) -> Any:
+            def vector_call(*arguments: int) -> int:
+                made.owner.tell(owners.execute_another_program, False)
+                assert made.owner.read_line() == b"ready"
+                return int(call(*arguments))
+
+            return vector_call
+
+        calls = {key: late(call) for key, call in real.items()}
+        monkeypatch.setattr(syscalls, "_VECTOR_CALLS", calls)
+        work = made.transfer(Opcode.WRITE, [(0, 0, 1, 0, 4096)])
+        assert made.owner.read_line() == b"0"
+        assert work.status.tolist() == [Status.FAILED]
+        assert isinstance(work.cause_of(0), PeerDeparted)
+
+
+@NUMBERS
+def test_an_owner_killed_while_a_quick_copy_runs_makes_it_fail(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(owners.allocated_and_registered) as made:
+
+        def fatal(call: Any) -> Any:
+            def copy(*arguments: int) -> Any:
+                answer = call(*arguments)
+                made.owner.kill()
+                made.owner.process.join(TIMEOUT)
+                return answer
+
+            return copy
+
+        for name in ("_VECTOR_CALLS", "_MEMMOVES"):
+            calls = {key: fatal(call) for key, call in getattr(syscalls, name).items()}
+            monkeypatch.setattr(syscalls, name, calls)
+        work = made.transfer(Opcode.WRITE, [(0, 0, number, 0, 4096)])
+        assert work.status.tolist() == [Status.FAILED]
+        assert isinstance(work.cause_of(0), PeerDeparted)
+
+
 @NUMBERS
 def test_an_owner_killed_in_the_middle_of_a_copy_makes_it_fail(
     number: int, monkeypatch: pytest.MonkeyPatch
