@@ -1,4 +1,4 @@
-"""A descriptor number that an owner has published comes to stand for another file: that file is never touched."""
+"""The descriptor number that an owner published comes to stand for another file, which is never touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer is killed in the middle of a transfer: it fails soon, with a cause, and nothing of the peer stays."""
+"""A peer is killed in the middle of a transfer: that fails soon, with a cause, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def test_the_target_of_an_initiator_that_is_killed_keeps_nothing_of_it(
         target = targets[i % 2]
         target.array[:] = 0
         peer = start(only(transport))
-        peer.run(program("flood"), owner=here.segment_name, name=target.name)
+        peer.run(program("flood"))
+        peer.run("flood(engine, owner, name)", owner=here.segment_name, name=target.name)
         wait_until(lambda array=target.array: array[-1], 20, "the first write")
         killed = time.monotonic()
         peer.kill()

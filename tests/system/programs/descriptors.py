@@ -1,4 +1,4 @@
-"""Run by an owner of allocated memory: puts another file behind the descriptor number that it has published."""
+"""Run by an owner of allocated memory: puts another file behind the descriptor number that it published."""
 
 from __future__ import annotations
 
