@@ -47,9 +47,7 @@ def why_not() -> str | None:
 def joined() -> Iterator[tuple[Side, Side]]:
     """Two fresh namespaces with a link between them; the loopback of each reaches nobody else."""
     token = secrets.token_hex(3)
-    sides = tuple(
-        Side(f"tent-{token}-{n}", f"10.77.0.{n}", f"fd77::{n}") for n in (1, 2)
-    )
+    sides = tuple(Side(f"tent-{token}-{n}", f"10.77.0.{n}", f"fd77::{n}") for n in (1, 2))
     with ExitStack() as stack:
         for side in sides:
             _ip("netns", "add", side.namespace)
