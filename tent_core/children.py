@@ -118,7 +118,8 @@ class Children:
     def next_event(self, timeout: float, what: str) -> Event:
         """The next thing that any child says. `what` says in an error what was waited for.
 
-        Raises ChildFailed when a child has failed or died or all have ended, and WaitTimeout after `timeout` seconds.
+        Raises ChildFailed when a child has failed or died or all have ended, WaitTimeout after
+        `timeout` seconds.
         """
         end = time.monotonic() + timeout
         while True:

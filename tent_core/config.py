@@ -167,11 +167,15 @@ class _Checker:
             return None
         # A section of which all lines are comments is null in YAML, and means the defaults.
         sections = {key: value for key, value in (data or {}).items() if value is not None}
-        yaml = self._validated(Yaml, sections, ())
+        yaml: Yaml | None = None
+        try:
+            yaml = Yaml.model_validate(sections)
+        except ValidationError as error:
+            self.mistakes.extend(_mistakes(error, Yaml, self._document, ()))
         asked = self._asked(sections.get("transports", {}))
         named = self._named(sections.get("policy", ()))
         choices = self._choices(asked, named, "policy" in sections)
-        if not isinstance(yaml, Yaml):
+        if yaml is None:
             return None
         entries = None if yaml.policy is None else tuple(entry.entry() for entry in yaml.policy)
         return Settings.model_construct(
@@ -238,7 +242,8 @@ class _Checker:
     ) -> dict[str, TransportChoice]:
         """Load what is enabled, by the rules at the top of this module, and check its settings."""
         implied = list(named)
-        if not has_policy and all(enable is Enable.FALSE for enable in asked.values()):
+        nothing_asked = all(enable is Enable.FALSE for enable in asked.values())
+        if nothing_asked and not has_policy and not self.mistakes:
             known = [name for name in self._registry.names() if transport_number(name) is not None]
             implied = [*DEFAULT_ORDER, *known]
         enables = {**asked, **{name: Enable.AUTO for name in implied if name not in asked}}
@@ -249,7 +254,7 @@ class _Checker:
 
     def _choice(self, name: str, enable: Enable) -> TransportChoice:
         if enable is Enable.FALSE:
-            return TransportChoice(enable, None, "disabled in the configuration")
+            return TransportChoice(enable, None, "is disabled by transports in the configuration")
         loaded = self._try(name)
         if isinstance(loaded, PluginError):
             if enable is Enable.TRUE:
@@ -259,22 +264,22 @@ class _Checker:
         path = ("transports", name)
         own = dict(self._document.get(path) or {})
         own.pop("enable", None)
-        return TransportChoice(enable, self._validated(loaded, own, path))
+        try:
+            return TransportChoice(enable, loaded.model_validate(own))
+        except ValidationError as error:
+            mistakes = list(_mistakes(error, loaded, self._document, path))
+        except Exception as error:  # a validator of the package is broken
+            found = f"settings on which its package fails: {type(error).__name__}: {error}"
+            mistakes = [Mistake(dotted(path), found, "others", None, self._document.line(path))]
+        if self._document.has(path):
+            self.mistakes.extend(mistakes)
+        return TransportChoice(enable, None, "; ".join(map(str, mistakes)))
 
     def _try(self, name: str) -> type[BaseModel] | PluginError:
         try:
             return self._registry.load(name).declaration.settings
         except PluginError as error:
             return error
-
-    def _validated(
-        self, model: type[BaseModel], data: Mapping[str, Any], path: Path
-    ) -> BaseModel | None:
-        try:
-            return model.model_validate(data)
-        except ValidationError as error:
-            self.mistakes.extend(_mistakes(error, model, self._document, path))
-            return None
 
     def _add(self, path: Path, found: str, allowed: str, near: str | None = None) -> None:
         self.mistakes.append(Mistake(dotted(path), found, allowed, near, self._document.line(path)))

@@ -100,7 +100,7 @@ class Hooks:
         deadline = time.monotonic() + timeout
         for package in self._packages.values():
             package.close(0.0)
-        for package in sorted(self._packages.values(), key=lambda package: package.stuck):
+        for package in self._packages.values():
             if not package.close(max(0.0, deadline - time.monotonic())):
                 self._log.error(
                     "hook_left_behind", plugin=package.name, waiting=package.report().waiting

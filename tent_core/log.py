@@ -55,7 +55,7 @@ class _StandardError:
 
 def _console(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
     """One line for people: time, level, event, fields. What came from outside cannot start another line."""
-    stamp = str(event.pop("timestamp"))[11:23].rstrip("Z")
+    stamp = str(event.pop("timestamp"))[11:23] + "Z"
     level, name = event.pop("level"), event.pop("event")
     trace = event.pop("exception", None)
     fields = "".join(f" {key}={_plain(value)}" for key, value in event.items())
@@ -63,6 +63,8 @@ def _console(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return f"[{','.join(map(_plain, value))}]"
     text = str(value)
     return text if _PLAIN.fullmatch(text) else repr(text)
 

@@ -189,9 +189,9 @@ def _objection(
 ) -> str:
     """The first reason why a transport is no candidate, or the empty string."""
     if facts is None:
-        return "not enabled in this engine"
+        return "is not enabled in this engine"
     if not facts.available:
-        return facts.reason or "not available"
+        return facts.reason or "is not available"
     return (
         _incapable(entry, query, facts.capabilities or Capabilities())
         or _not_offered(

@@ -49,10 +49,35 @@ def test_any_text_is_an_address_or_an_error_that_says_what_to_write(text: str) -
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "h", "h:", ":1", "h:65536", "h:-1", "h:+1", "h: 1", "h:1 ", "h:\u0661", "::1:5", "[::1]", "[::1]5",
-     "[::1:5", "[h]:1", "[1.2.3.4]:1", "1.2.3:4", "1.2.3.4.5:6", "256.1.1.1:1", "a b:1", "-a:1", "a..b:1",
-     "[fe80::1%]:1", "[fe80::1%a/b]:1", "h:1\n", "h\n:1"],
-)  # fmt: skip
+    [
+        *(
+            "",
+            ":",
+            "h",
+            "h:",
+            ":1",
+            "h:65536",
+            "h:-1",
+            "h:+1",
+            "h: 1",
+            "h:1 ",
+            "h:\u0661",
+            "h:1\n",
+            "h\n:1",
+        ),
+        *(
+            "::1:5",
+            "[::1]",
+            "[::1]5",
+            "[::1:5",
+            "[h]:1",
+            "[1.2.3.4]:1",
+            "[fe80::1%]:1",
+            "[fe80::1%a/b]:1",
+        ),
+        *("1.2.3:4", "1.2.3.4.5:6", "256.1.1.1:1", "a b:1", "-a:1", "a..b:1"),
+    ],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(AddressError):
         address.parse(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -12,13 +13,14 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from tent_core.config import Enable, Settings, check, json_schema, load
 from tent_core.errors import ConfigError
 from tent_core.hookspecs import hookimpl
 from tent_core.plugins import Offer, Registry
 from tent_core.policy import PolicyEntry
+from tent_core.settings import PolicySettings, Sections
 from tent_core.transport import Transport, TransportDeclaration
 from tent_core.types import Capabilities, Intent, Priority
 from tent_core.units import Seconds, Size
@@ -137,6 +139,7 @@ def test_a_mistake_tells_its_parts(packages: Packages) -> None:
         ("control: {listen: '[::1]:65536'}", "a port up to 65535"),
         ("control: {advertise: 0.0.0.0}", "an address that peers can connect to"),
         ("control: {advertise: 'a b'}", "allowed: a host"),
+        ("control: {advertise: '[::g]:1'}", "allowed: a host"),
         ("control: {call_timeout_s: 0}", "allowed: more than 0"),
         ("peers: {max: 0}", "found 0; allowed: at least 1"),
         ("peers: {max: 1.5}", "found 1.5; allowed: a whole number"),
@@ -366,7 +369,7 @@ def test_a_configuration_that_only_disables_leaves_the_rest_auto(packages: Packa
     made = settings("transports: {rdma: {enable: false, devices: [whatever]}}", packages)
     assert packages.imported == ["shm", "tcp", "ub"]
     assert made.transports["rdma"].enable is Enable.FALSE
-    assert made.skipped["rdma"] == "disabled in the configuration"
+    assert made.skipped["rdma"] == "is disabled by transports in the configuration"
     assert "rdma" in made.policy[0].transports  # so that explain can say why it is out
 
 
@@ -392,6 +395,39 @@ def test_a_private_transport_is_used_where_it_is_named(packages: Packages) -> No
     assert set(settings("transports: {mock: {}}", packages).enabled) == {"mock"}
 
 
+class Demanding(BaseModel, extra="forbid"):
+    device: str
+
+
+class Broken(BaseModel, extra="forbid"):
+    size: int = 1
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _fail(cls, value: object) -> object:
+        raise KeyError(value)
+
+
+def test_required_settings_that_nobody_could_give_skip_what_is_auto_without_being_mentioned() -> (
+    None
+):
+    registry = Registry.of(TransportDeclaration("ub", 11, factory, Demanding, Capabilities()))
+    assert "transports.ub.device: found nothing" in load(None, registry).skipped["ub"]
+    with pytest.raises(ConfigError, match=r"transports\.ub\.device: found nothing"):
+        load({"transports": {"ub": {}}}, registry)
+
+
+def test_a_settings_model_that_fails_is_a_mistake_and_no_crash() -> None:
+    registry = Registry.of(TransportDeclaration("ub", 11, factory, Broken, Capabilities()))
+    with pytest.raises(ConfigError, match="on which its package fails: KeyError: 5"):
+        load({"transports": {"ub": {"size": 5}}}, registry)
+
+
+def test_a_configuration_with_mistakes_implies_no_transport(packages: Packages) -> None:
+    assert mistakes("transports: {tpc: {enable: true}}", packages)
+    assert packages.imported == []
+
+
 @pytest.mark.parametrize(
     ("name", "reason"), [("mpcomm", "no installed package"), ("rdma", "No module named 'pyverbs'")]
 )
@@ -412,6 +448,34 @@ def test_two_private_transports_with_one_number_are_both_refused() -> None:
     assert set(made.enabled) == {"tcp"}
     assert made.skipped["mine"] == made.skipped["yours"]
     assert all(part in made.skipped["mine"] for part in ("tent-mine", "tent-yours", "1001"))
+
+
+# ---------------------------------------------------------------- the documentation
+
+DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    page = DOCS.read_text()
+    defaults = json.loads(Sections().model_dump_json())
+    for section, values in defaults.items():
+        for key, default in values.items():
+            line = next(line for line in page.splitlines() if f"`{section}.{key}`" in line)
+            assert str("what is listened on" if default is None else default) in line
+
+
+def test_every_key_of_a_policy_entry_is_documented() -> None:
+    page = DOCS.read_text()
+    assert all(f"`{key}`" in page for key in PolicySettings.model_fields)
+    assert all(f"`{intent.name.lower()}`" in page for intent in Intent)
+
+
+def test_the_examples_of_the_documentation_are_right(packages: Packages) -> None:
+    blocks = re.findall(r"(?m)(?:^    (?:transports|policy):\n)(?:^      .*\n)+", DOCS.read_text())
+    assert len(blocks) == 2
+    for block in blocks:
+        accepted = block.replace(": true", ": auto")  # what is installed here is not the point
+        assert mistakes(textwrap.dedent(accepted), packages) == []
 
 
 # ---------------------------------------------------------------- whatever is written

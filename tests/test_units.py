@@ -111,6 +111,11 @@ def test_a_size_beyond_64_bits_or_with_part_of_a_byte_is_refused() -> None:
         parse_size("0.3KiB")
 
 
+def test_a_duration_beyond_30_years_is_refused() -> None:
+    with pytest.raises(NotAllowed, match="at most 1,000,000,000 seconds"):
+        parse_duration("300000h")
+
+
 @pytest.mark.parametrize(
     ("text", "meant"), [("64K", "64KiB"), ("64m", "64MiB"), ("64kib", "64KiB"), ("1Gib", "1GiB")]
 )

@@ -8,7 +8,6 @@ import string
 from pathlib import Path
 
 import pytest
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,8 +149,9 @@ def test_an_alias_repeats_its_value_with_the_lines_of_the_anchor() -> None:
     assert document.line(("other", "x")) == 2
 
 
-def test_an_alias_of_itself_is_a_mistake() -> None:
-    (mistake,) = parse("a: &a [1, *a]\n").mistakes
+@pytest.mark.parametrize("text", ["a: &a [1, *a]\n", "x: &a 5\na: &a [1, *a]\n"])
+def test_an_alias_of_itself_is_a_mistake(text: str) -> None:
+    (mistake,) = parse(text).mistakes
     assert mistake.key == "a[1]"
 
 

@@ -30,6 +30,7 @@ from tent_core.errors import (
 )
 from tent_core.segments import LocalSegment
 
+_LATER_S = 0.25
 _CANCELLED_S = 0.2
 """What connections get to close when the time for saying goodbye is over."""
 
@@ -131,7 +132,8 @@ class ControlClient:
     async def _outcome(
         self, task: asyncio.Task[Connection], name: str, within: float
     ) -> Connection:
-        done, _ = await asyncio.wait((task,), timeout=within)
+        # A little longer than the task gives itself: it knows better what failed.
+        done, _ = await asyncio.wait((task,), timeout=within + _LATER_S)
         if not done:
             raise UnknownSegment(f"no engine answers at {name} within {within:.3g} s")
         if task.cancelled():

@@ -8,18 +8,24 @@ from typing import Any
 
 from tent_core.control.contract import ControlSettings
 
-_VERBOSITY = "GRPC_VERBOSITY"
-
-# The C core writes what it thinks of lost connections to stderr, and reads its verbosity when it is loaded.
+# The C core reads these once. Unless told otherwise it writes what it thinks of lost connections to stderr,
+# and restarts threads of its own in forked children, where they crash (with 1.85 in a quarter of all forks).
 # An application that has imported grpc, or says itself what it wants, keeps what it has.
-if "grpc" in sys.modules or _VERBOSITY in os.environ:
+_WHILE_LOADING = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+
+if "grpc" in sys.modules:
     import grpc
 else:
-    os.environ[_VERBOSITY] = "NONE"
+    _added = {name: value for name, value in _WHILE_LOADING.items() if name not in os.environ}
+    os.environ.update(_added)
     try:
         import grpc
+
+        # Some versions read at import, others when the core is first used, as by this unused channel.
+        grpc.insecure_channel("ipv4:127.0.0.1:1").close()
     finally:
-        del os.environ[_VERBOSITY]
+        for _name in _added:
+            os.environ.pop(_name, None)
 
 aio: Any = grpc.aio
 """grpc.aio, untyped: no published stubs know all of it."""

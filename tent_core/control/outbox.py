@@ -31,7 +31,18 @@ class _Note:
     deadline: float
     done: asyncio.Future[None]
     sequence: int = 0  # given when it is first sent
-    trouble: str = "it was not sent"
+    full: bool = False  # so the peer said when it last answered
+    unanswered: bool = False
+
+    def trouble(self) -> str:
+        """What has kept it from being taken."""
+        said = (
+            "its queue of notifications was full, and it has to take some"
+            if self.full
+            else "it is unreachable"
+        )
+        unknown = "; whether the last try arrived is unknown" if self.unanswered else ""
+        return (said if self.sequence else "others wait before it") + unknown
 
 
 Deliver = Callable[[list[pb.Notification], float], Awaitable[pb.NotifyResponse.Taken]]
@@ -66,7 +77,7 @@ class Outbox:
                 await asyncio.shield(note.done)
         except TimeoutError:
             raise WaitTimeout(
-                f"notification {name!r} was not taken by {self._peer} within {within:g} s: {note.trouble}"
+                f"notification {name!r} was not taken by {self._peer} within {within:g} s: {note.trouble()}"
             ) from None
         finally:
             note.done.cancel()  # whoever gave up is not delivered to any more
@@ -117,12 +128,10 @@ class Outbox:
             pb.Notification(sequence=n.sequence, name=n.name, payload=n.payload) for n in batch
         ]
         for note in batch:
-            note.trouble = "no answer came, so whether it arrived is unknown"
+            note.unanswered = True
         try:
             taken = await self._deliver(messages, max(n.deadline for n in batch))
-        except Undelivered as error:
-            for note in batch:
-                note.trouble = f"no answer came ({error}), so whether it arrived is unknown"
+        except Undelivered:
             return True
         except Rejected as error:
             for note in batch:
@@ -132,11 +141,10 @@ class Outbox:
                     )
             return False
         for note in batch:
-            if note.sequence <= taken.through:
-                if not note.done.done():
-                    note.done.set_result(None)
-            else:
-                note.trouble = "its queue of notifications stayed full; it has to take some"
+            note.unanswered = False
+            note.full = taken.full
+            if note.sequence <= taken.through and not note.done.done():
+                note.done.set_result(None)
         return taken.full
 
     @staticmethod

@@ -432,7 +432,7 @@ class ControlServer:
         both = grpc.stream_stream_rpc_method_handler
 
         def handler(make: Any, method: Any, request: type[Message], response: type[Message]) -> Any:
-            return make(_checked(method), _tolerant(request), response.SerializeToString)
+            return make(self._checked(method), _tolerant(request), response.SerializeToString)
 
         methods = {
             "Connect": handler(one, self.connect, pb.ConnectRequest, pb.ConnectResponse),
@@ -446,6 +446,25 @@ class ControlServer:
         }
         return grpc.method_handlers_generic_handler("tent.v1.Control", methods)
 
+    def _checked(
+        self, method: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Answer INVALID_ARGUMENT to what is malformed, and change nothing because of it."""
+
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                if isinstance(request, Malformed):
+                    raise WireError(request.text)
+                return await method(request, context)
+            except WireError as error:
+                code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+            except Exception as error:
+                self._log.error("control_call_failed", call=method.__name__, exc_info=error)
+                code, text = grpc.StatusCode.INTERNAL, "an error of the engine, which its log shows"
+            await context.abort(code, text)
+
+        return call
+
 
 def _tolerant(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
     # A deserializer that raises makes gRPC log a stack trace and answer UNKNOWN.
@@ -456,17 +475,3 @@ def _tolerant(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
             return Malformed(f"bytes that are no {kind.DESCRIPTOR.name}: {error}")
 
     return read
-
-
-def _checked(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Answer INVALID_ARGUMENT to what is malformed, and change nothing because of it."""
-
-    async def call(request: Any, context: Any) -> Any:
-        try:
-            if isinstance(request, Malformed):
-                raise WireError(request.text)
-            return await method(request, context)
-        except WireError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    return call

@@ -27,8 +27,8 @@ INCARNATION_BYTES = 16
 LARGEST_BUFFER_ID = (1 << 31) - 1
 """Buffer ids travel in int32 columns."""
 
-PART_BYTES = 128 << 10
-"""A part is closed when it has grown to this: what one step of the loop converts, a few milliseconds."""
+PART_BYTES = 16 << 10
+"""A part is closed when it has grown to this: what one step of the loop converts, about a millisecond."""
 
 FRAGMENT_BYTES = 512 << 10
 """Well under the 4 MiB that gRPC takes in one message."""

@@ -11,7 +11,7 @@ from tent_core.descriptor import PeerKey
 from tent_core.errors import TentError
 from tent_core.replay.errors import ReplayError
 from tent_core.replay.geometry import PAGES_PER_BLOCK, Geometry
-from tent_core.replay.messages import VERSION, Mailbox, Message, send
+from tent_core.replay.messages import VERSION, Mailbox, Message, expected, send
 from tent_core.replay.pattern import PoolView, Verdict
 from tent_core.replay.pool import PagedPool, Placement
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tent_core.engine import Engine
     from tent_core.memory import Buffer
     from tent_core.remote import Segment
+
+_BLOCKS = "the blocks of a request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Decode:
             message = self._next(sender, "the next request")
             if message.kind == "bye":
                 return received
-            want = _expected(message, "want")
+            want = expected(message, "want", "the next request")
             placement = _acquire(pool, geometry, want)
             view.scrub(placement.pages[placement.fresh])
             grant = Message(
@@ -110,7 +112,7 @@ class Decode:
                 },
             )
             send(segment, grant, self._timeout)
-            _expected(self._next(sender, "the blocks of a request"), "complete")
+            expected(self._next(sender, _BLOCKS), "complete", _BLOCKS)
             verdict = view.verify(want.arrays["hashes"], placement.pages)
             pool.release(placement)
             received = _add(received, geometry, placement, verdict)
@@ -147,13 +149,6 @@ def _acquire(pool: PagedPool, geometry: Geometry, want: Message) -> Placement:
     hashes = want.arrays["hashes"].tolist()
     geometry.check_fits(len(hashes), pool.pages * geometry.page_bytes, "a request")
     return pool.acquire(hashes)
-
-
-def _expected(message: Message, kind: str) -> Message:
-    if message.kind != kind:
-        reason = message.fields.get("reason", f"found a message {message.kind!r}")
-        raise ReplayError(f"instead of {kind!r}: {reason}")
-    return message
 
 
 def _add(

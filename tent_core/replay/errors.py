@@ -9,6 +9,10 @@ class ReplayError(TentError):
     """The replay cannot start or go on; the message says what is wrong and what to do."""
 
 
+class Refused(ReplayError):
+    """The other side cannot go on; the message has its reason. The error itself is there."""
+
+
 class TraceError(ReplayError):
     """A line of a trace is not what the format says; the message has file, line, found and allowed."""
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tent_core.descriptor import PeerKey
 from tent_core.errors import WaitTimeout
-from tent_core.replay.errors import ReplayError
+from tent_core.replay.errors import Refused, ReplayError
 
 NOTIFICATION = "tent.replay"
 VERSION = 1
@@ -172,17 +172,24 @@ class Mailbox:
     def expect(self, kind: str, sender: PeerKey, timeout: float, what: str) -> Message:
         """The next message of `sender`, which must be of this kind; others' are passed over.
 
-        Raises ReplayError with the sender's reason when it refused, for another kind, and after the timeout.
+        Raises Refused with the sender's reason, ReplayError for another kind and after the timeout.
         """
         end = time.monotonic() + timeout
         while True:
             found, message = self.take(max(end - time.monotonic(), 0.001), what)
             if found != sender:
                 continue
-            if message.kind != kind:
-                reason = message.fields.get("reason", f"found a message {message.kind!r}")
-                raise ReplayError(f"instead of {what}: {reason}")
-            return message
+            return expected(message, kind, what)
+
+
+def expected(message: Message, kind: str, what: str) -> Message:
+    """The message, if it is of that kind. Raises Refused with the sender's reason, or ReplayError."""
+    if message.kind == "refused":
+        raise Refused(str(message.fields.get("reason", "it gave no reason")))
+    if message.kind != kind:
+        reason = message.fields.get("reason", f"a message {message.kind!r}")
+        raise ReplayError(f"expected {what}, found {reason}")
+    return message
 
 
 def hashes_of(blocks: Iterable[int]) -> NDArray[np.uint64]:

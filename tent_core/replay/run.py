@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tent_core.children import Children, Event, Link
+from tent_core.children import ChildFailed, Children, Event, Link
+from tent_core.errors import WaitTimeout
 from tent_core.replay.decode import Received
-from tent_core.replay.errors import ReplayError
+from tent_core.replay.errors import Refused, ReplayError
 from tent_core.replay.geometry import Geometry
 from tent_core.replay.prefill import check_requests
 from tent_core.replay.report import Report, Tally
@@ -16,6 +18,7 @@ from tent_core.replay.trace import TraceRequest
 from tent_core.units import format_size
 
 _START_S = 60.0
+_CAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ def replay(
         while report is None or received is None:
             event = children.next_event(silence, "a request to be replayed")
             match event.kind:
+                case "refused":
+                    raise _cause(children, event)
                 case "progress":
                     progress(event.value)
                 case "report":
@@ -88,6 +93,17 @@ def _available_bytes() -> int | None:
         return None
 
 
+def _cause(children: Children, refused: Event) -> Exception:
+    """The error of the other side, which is why this one was refused."""
+    try:
+        _await(children, "nothing else", _CAUSE_S, "the error of the other process")
+    except ChildFailed as error:
+        return error
+    except WaitTimeout:
+        return ReplayError(f"{refused.child}: {refused.value}")
+    raise AssertionError("unreachable")
+
+
 def _await(children: Children, kind: str, timeout: float, what: str) -> Event:
     while True:
         event = children.next_event(timeout, what)
@@ -96,7 +112,8 @@ def _await(children: Children, kind: str, timeout: float, what: str) -> Event:
 
 
 def _decode(link: Link, options: RoleOptions) -> None:
-    link.say("received", run_decode(options, lambda name: link.say("ready", name)))
+    with _refusals_told(link):
+        link.say("received", run_decode(options, lambda name: link.say("ready", name)))
 
 
 def _prefill(
@@ -109,4 +126,14 @@ def _prefill(
     def progress(tally: Tally) -> None:
         link.say("progress", Progress(tally.requests, tally.bytes, tally.seconds))
 
-    link.say("report", run_prefill(options, geometry, requests, peer, progress))
+    with _refusals_told(link):
+        link.say("report", run_prefill(options, geometry, requests, peer, progress))
+
+
+@contextmanager
+def _refusals_told(link: Link) -> Iterator[None]:
+    """Tell the parent that the other side refused, which is no error of this process."""
+    try:
+        yield
+    except Refused as error:
+        link.say("refused", str(error))

@@ -119,8 +119,12 @@ class Side:
         *,
         location: str = "cpu:0",
         permission: Permission = Permission.GLOBAL_READ_WRITE,
+        memory_fd: int = -1,
     ) -> LocalBuffer:
-        """Register a contiguous array and publish what the transport says of it. Ids are reused."""
+        """Register a contiguous array and publish what the transport says of it. Ids are reused.
+
+        `memory_fd` is that of the memfd whose mapping the array is, for memory that an engine allocated.
+        """
         number = next(i for i in itertools.count() if i not in self.buffers)
         buffer = LocalBuffer(
             id=number,
@@ -130,6 +134,7 @@ class Side:
             length=array.nbytes,
             location=location,
             permission=permission,
+            memory_fd=memory_fd,
         )
         (payload,) = self.transport.add_buffers([buffer])
         self.buffers[number], self.arrays[number] = buffer, array

@@ -1,4 +1,4 @@
-"""One engine's control plane with recorders around it, in this process or in one of its own, and a bad network."""
+"""A control plane with recorders around it, in this process or one of its own, and a bad network."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def buffer(
 
 
 class Process:
-    """This file run as a process: `run(source)` executes there, with a `me` that is a Side, and answers JSON."""
+    """This file run as a process: `run(source)` executes there, beside a Side `me`; answers are JSON."""
 
     def __init__(self, setup: str = "me = Side()") -> None:
         self.process = subprocess.Popen(

@@ -70,7 +70,7 @@ def test_a_name_is_listened_on_at_one_address() -> None:
 def test_a_taken_port_is_an_error_and_never_shared() -> None:
     with (
         side() as first,
-        pytest.raises(TentError, match="Address already in use: set control.listen"),
+        pytest.raises(TentError, match=r"Address already in use: set control\.listen"),
         side(Control(listen=first.name)),
     ):
         pass
@@ -114,6 +114,9 @@ ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && ip l
 """
 
 
+NIC = "ip link add e1 type veth peer e2; ip link set e1 up; ip link set e2 up"
+
+
 @pytest.mark.namespaces
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip(8)")
 @pytest.mark.parametrize(
@@ -121,16 +124,15 @@ ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && ip l
     [
         ("", "172.17.0.1 172.17.0.1"),
         (
-            "ip link add e1 type veth peer e2; ip addr add 10.7.0.1/24 dev e1; ip link set e1 up",
+            f"{NIC}; ip addr add 10.7.0.1/24 dev e1",
             "10.7.0.1 10.7.0.1",
         ),
         (
-            "ip link add e1 type veth peer e2; ip addr add fd07::1/64 dev e1 nodad; ip link set e1 up; ip link set e2 up",
+            f"{NIC}; ip addr add fd07::1/64 dev e1 nodad",
             "172.17.0.1 fd07::1",
         ),
         (
-            "ip link add e1 type veth peer e2; ip addr add 10.7.0.1/24 dev e1; ip link set e1 up; "
-            "ip link add e3 type veth peer e4; ip addr add 10.8.0.1/24 dev e3; ip link set e3 up; ip link set e4 up; "
+            f"{NIC}; ip addr add 10.7.0.1/24 dev e1; ip addr add 10.8.0.1/24 dev e2; "
             "ip route add default via 10.8.0.9",
             "10.8.0.1 10.8.0.1",
         ),

@@ -146,7 +146,8 @@ def test_work_after_the_end_is_dropped_and_stopping_again_changes_nothing(log: L
 
 def test_the_limit_of_descriptors_is_raised_to_the_hard_one() -> None:
     source = (
-        "import resource as r; hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (100, hard));"
+        "import resource as r; hard = r.getrlimit(r.RLIMIT_NOFILE)[1];"
+        "r.setrlimit(r.RLIMIT_NOFILE, (100, hard));"
         "from tent_core.control import loop;"
         "assert loop.raise_descriptor_limit() == loop.raise_descriptor_limit() == hard;"
         "assert r.getrlimit(r.RLIMIT_NOFILE)[0] == hard"

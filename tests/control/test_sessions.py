@@ -191,7 +191,7 @@ def test_only_the_newest_reasons_are_kept() -> None:
 
 
 class Model(RuleBasedStateMachine):
-    """Whatever happens in whatever order: one departure per opened session, and a holder only where one may be."""
+    """Whatever happens: one departure per opened session, and a holder only where one may be."""
 
     known = Bundle("known")
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tent_core.testing import Held, holding
 
 FULL = os.environ.get("TENT_TEST_FULL") == "1"
 PATTERN = 0xEE
@@ -51,3 +55,17 @@ def changed_bytes(memory: Bytes, seconds: float) -> int:
         changed = int(np.count_nonzero(memory != PATTERN))
         if changed or time.monotonic() > end:
             return changed
+
+
+def held_by_family() -> Held:
+    """What this process and its children (such as the receivers of tcp) hold, together."""
+    own = holding()
+    everybody = [own, *map(holding, own.children)]
+    return Held(
+        **{
+            field.name: tuple(
+                sorted(chain.from_iterable(getattr(h, field.name) for h in everybody))
+            )
+            for field in fields(Held)
+        }
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from types import TracebackType
 
 from tent_core.errors import TransportError
 from tent_shm import syscalls
@@ -32,8 +31,11 @@ class Mapping:
         Raises TransportError if the descriptor is not that memfd (any more), OSError if it may not be
         opened (EACCES, EPERM) or mapped (ENOMEM), or if the thread has ended (ENOENT, ESRCH).
         """
-        with _Descriptor(_open(keeper, file, writable)) as descriptor:
+        descriptor = _open(keeper, file, writable)
+        try:
             self.address = syscalls.map_shared(descriptor, file.size, writable=writable)
+        finally:
+            os.close(descriptor)
         self.size = file.size
 
     def unmap(self) -> None:
@@ -47,17 +49,18 @@ def _open(keeper: int, file: SharedFile, writable: bool) -> int:
     A number may have been reused for anything, so it is opened with O_PATH first, which does nothing to
     what it finds, compared, and only then opened for reading or writing.
     """
-    with _Descriptor(os.open(f"/proc/{keeper}/fd/{file.descriptor}", os.O_PATH)) as path:
+    path = os.open(f"/proc/{keeper}/fd/{file.descriptor}", os.O_PATH)
+    try:
         found = os.fstat(path)
-        if (
-            not stat.S_ISREG(found.st_mode)
-            or (found.st_dev, found.st_ino, found.st_size) != file[1:]
-        ):
+        identity = SharedFile(file.descriptor, found.st_dev, found.st_ino, found.st_size)
+        if identity != file or not stat.S_ISREG(found.st_mode):
             raise TransportError(
-                f"descriptor {file.descriptor} is another file now: (device, inode, size) were {file[1:]} "
-                f"and are {found.st_dev, found.st_ino, found.st_size}; its owner closed and reused it"
+                f"descriptor {file.descriptor} is another file now, its owner has closed and reused it: "
+                f"published was {file}, found is {identity}"
             )
         descriptor = os.open(f"/proc/self/fd/{path}", os.O_RDWR if writable else os.O_RDONLY)
+    finally:
+        os.close(path)
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         if seals & SEALED != SEALED:
@@ -68,23 +71,3 @@ def _open(keeper: int, file: SharedFile, writable: bool) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-class _Descriptor:
-    """Closes a descriptor at the end of a block."""
-
-    __slots__ = ("_number",)
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __enter__(self) -> int:
-        return self._number
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        os.close(self._number)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import PermissionDenied, TentError
 from tent_core.types import Opcode, Permission
 from tent_core.work import Iovecs, Requests
@@ -35,11 +34,10 @@ class Refusal:
 class Plan:
     """What a submission uses and does. It never changes: a prepared transfer keeps it for its next post.
 
-    `segment` is the snapshot that it was made for. `quick`, there if that takes less than about ten
-    microseconds, moves everything at once, keeps the GIL, and answers `quick_answer` if all has moved.
+    `quick`, there if that takes less than about ten microseconds, moves everything at once, keeps the GIL,
+    and answers `quick_answer` if all has moved.
     """
 
-    segment: SegmentDescriptor
     targets: tuple[Target, ...]
     streams: tuple[Stream, ...]
     refusals: tuple[Refusal, ...]
@@ -90,9 +88,7 @@ def weight(n: int, total: int) -> int:
     return total + n * PIECE_BYTES
 
 
-def make(
-    requests: Requests, segment: SegmentDescriptor, target: Callable[[int], Target], ways: Ways
-) -> Plan:
+def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Plan:
     """Plan `requests`. `target` answers the Target of a buffer id of the peer, or raises TentError."""
     targets: dict[int, Target] = {}
     causes: dict[int, Exception] = {}
@@ -110,7 +106,6 @@ def make(
     else:
         streams, refusals = _sorted_out(requests, targets, causes, ways)
     plan = Plan(
-        segment,
         tuple(targets.values()),
         tuple(streams),
         tuple(refusals),

@@ -26,19 +26,17 @@ KEEP_GIL = pytest.mark.parametrize("settings", [{}, {"keep_gil_bytes": 0}], ids=
 NUMBERS = pytest.mark.parametrize("number", [0, 1], ids=["allocated", "registered"])
 
 
-def hammer(
-    made: Pair, rows: list[Row], stop: threading.Event, outcomes: list[tuple[float, int, Any]]
-) -> None:
-    """Write without pause: (when it was submitted, status, cause) of each."""
+Outcomes = list[tuple[float, int, Exception | None]]
+"""When a write was submitted, its status, its cause."""
+
+
+def hammer(made: Pair, rows: list[Row], stop: threading.Event, outcomes: Outcomes) -> None:
+    """Write without pause."""
     what = requests(made.node, made.owner.peer, Opcode.WRITE, rows, reused=True)
     while not stop.is_set():
         began = time.monotonic()
-        try:
-            work, _ = submit(made.endpoint, what)
-        except PeerDeparted as cause:
-            outcomes.append((began, Status.INITIAL, cause))
-        else:
-            outcomes.append((began, int(work.status[0]), work.cause_of(0)))
+        work, _ = submit(made.endpoint, what)
+        outcomes.append((began, int(work.status[0]), work.cause_of(0)))
 
 
 @KEEP_GIL
@@ -52,7 +50,7 @@ def test_no_byte_reaches_the_program_that_the_owner_executes(
     """The new program has the process's pid, start time and pidfd, and memory at the very same address."""
     with pair(owners.at_fixed_address, **settings) as made:
         stop = threading.Event()
-        outcomes: list[list[tuple[float, int, Any]]] = [[], []]
+        outcomes: list[Outcomes] = [[], []]
         rows: list[Row] = [(0, 0, number, 0, 4096), (0, 8192, number, 8192, 4096)]
         threads = [
             threading.Thread(target=hammer, args=(made, rows, stop, found), daemon=True)
@@ -118,6 +116,52 @@ def test_a_call_that_names_the_keeper_never_finds_the_new_program_and_one_that_n
             assert answers == {0, errno.ESRCH}
         else:
             assert landed == 4096
+
+
+@KEEP_GIL
+def test_an_owner_that_executes_between_our_check_and_our_call_gets_no_byte(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = dict(syscalls._VECTOR_CALLS)
+    with pair(owners.at_fixed_address, **settings) as made:
+
+        def late(call: Any) -> Any:
+            def vector_call(*arguments: int) -> int:
+                made.owner.tell(owners.execute_another_program, False)
+                assert made.owner.read_line() == b"ready"
+                return int(call(*arguments))
+
+            return vector_call
+
+        calls = {key: late(call) for key, call in real.items()}
+        monkeypatch.setattr(syscalls, "_VECTOR_CALLS", calls)
+        work = made.transfer(Opcode.WRITE, [(0, 0, 1, 0, 4096)])
+        assert made.owner.read_line() == b"0"
+        assert work.status.tolist() == [Status.FAILED]
+        assert isinstance(work.cause_of(0), PeerDeparted)
+
+
+@NUMBERS
+def test_an_owner_killed_while_a_quick_copy_runs_makes_it_fail(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(owners.allocated_and_registered) as made:
+
+        def fatal(call: Any) -> Any:
+            def copy(*arguments: int) -> Any:
+                answer = call(*arguments)
+                made.owner.kill()
+                made.owner.process.join(TIMEOUT)
+                return answer
+
+            return copy
+
+        for name in ("_VECTOR_CALLS", "_MEMMOVES"):
+            calls = {key: fatal(call) for key, call in getattr(syscalls, name).items()}
+            monkeypatch.setattr(syscalls, name, calls)
+        work = made.transfer(Opcode.WRITE, [(0, 0, number, 0, 4096)])
+        assert work.status.tolist() == [Status.FAILED]
+        assert isinstance(work.cause_of(0), PeerDeparted)
 
 
 @NUMBERS

@@ -91,7 +91,7 @@ def test_a_page_that_is_not_the_published_file_is_not_mapped(made: Pair) -> None
         attempt(made, lambda p: replace(p, page=p.page._replace(inode=p.page.inode + 1)))
 
 
-@pytest.mark.parametrize("payload", [b"", b"\0", b"\1", b"\2" * 81, os.urandom(81)])
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\1", b"\2" * 81, b"\1" * 81])
 def test_a_malformed_attribute_is_unreachable(made: Pair, payload: bytes) -> None:
     segment = replace(made.owner.peer.segment, attributes={"shm": Attribute(3, "shm", payload)})
     with pytest.raises(Unreachable, match="attribute"):

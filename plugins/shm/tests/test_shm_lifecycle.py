@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import shm_owners as owners
-from shm_harness import TIMEOUT, Node, Owner, Pair, pair, requests, submit
+from shm_harness import TIMEOUT, Node, Owner, Pair, Row, pair, requests, submit
 
 from tent_core.errors import StaleHandle, TentError, TransportError
 from tent_core.testing import holding, wait_until
@@ -173,44 +173,44 @@ def test_a_closed_connection_refuses_work() -> None:
         assert isinstance(work.cause_of(0), TransportError)
 
 
-def test_submissions_from_many_threads_while_the_connection_closes_are_each_reported_once() -> None:
-    for round_ in range(8):
-        with pair(
-            owners.allocated_and_registered, keep_gil_bytes="1KiB", split_bytes="64KiB"
-        ) as made:
-            works: list[tuple[Work, list[Work]]] = []
-            rows = [
-                [(0, 0, 0, 0, 512)],
-                [(0, 0, 1, 0, 512)],
-                [(0, 0, i % 2, i * 5000, 5000) for i in range(100)],
+def test_submissions_from_many_threads_while_connections_close_are_each_reported_once() -> None:
+    with pair(owners.allocated_and_registered, keep_gil_bytes="1KiB", split_bytes="64KiB") as made:
+        for round_ in range(12):
+            endpoint = made.node.transport.connect(made.owner.peer)
+            reports: list[tuple[Work, list[Work]]] = []
+            threads = [
+                threading.Thread(target=submit_many, args=(made, endpoint, reports))
+                for _ in range(3)
             ]
-
-            def submit_many(
-                made: Pair = made, works: list[tuple[Work, list[Work]]] = works, rows: Any = rows
-            ) -> None:
-                for i in range(60):
-                    finished: list[Work] = []
-                    what = requests(made.node, made.owner.peer, Opcode.WRITE, rows[i % 3])
-                    work = Work(what, finished.append, may_block=bool(i & 4))
-                    try:
-                        made.endpoint.submit(work)
-                    except TransportError:
-                        continue
-                    works.append((work, finished))
-
-            threads = [threading.Thread(target=submit_many) for _ in range(3)]
             for thread in threads:
                 thread.start()
-            wait_until(lambda works=works, n=round_: len(works) > 10 * n)  # type: ignore[misc]
-            made.endpoint.close("a race")
+            wait_until(lambda r=reports, n=10 * round_: len(r) > n)  # type: ignore[misc]
+            endpoint.close("a race")
             for thread in threads:
                 thread.join(TIMEOUT)
-            for work, finished in works:
+            for work, finished in reports:
                 wait_until(lambda f=finished: f)  # type: ignore[misc]
                 assert work.surplus == 0
                 assert finished == [work]
-            wait_until(lambda m=made: m.node.transport.holdings()["endpoints"] == 0)  # type: ignore[misc]
-            assert mapped(made, 0) == []
+            wait_until(lambda e=endpoint: e.holdings() == {"mappings": 0, "tasks": 0})  # type: ignore[misc]
+
+
+def submit_many(made: Pair, endpoint: Any, reports: list[tuple[Work, list[Work]]]) -> None:
+    """Small, single and many, waiting or not."""
+    kinds: list[list[Row]] = [
+        [(0, 0, 0, 0, 512)],
+        [(0, 0, 1, 0, 512)],
+        [(0, 0, i % 2, i * 5000, 5000) for i in range(100)],
+    ]
+    for i in range(60):
+        finished: list[Work] = []
+        what = requests(made.node, made.owner.peer, Opcode.WRITE, kinds[i % 3])
+        work = Work(what, finished.append, may_block=bool(i & 4))
+        try:
+            endpoint.submit(work)
+        except TransportError:
+            continue
+        reports.append((work, finished))
 
 
 def test_connecting_and_closing_leaves_nothing_behind() -> None:

@@ -19,7 +19,7 @@ from tent_core.errors import (
 )
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
-from tent_tcp.messages import Generations, Message, split
+from tent_tcp.messages import Generations, Message, messages_of, split
 from tent_tcp.protocol import Verdict
 from tent_tcp.streams import Outcome, Patience, Stream, TimedOut
 
@@ -40,7 +40,7 @@ class Carriage:
         self.stream = stream
         self._generations = generations
         self._peer = peer
-        self._messages: deque[Iterator[Message]] = deque([split(work.requests, generations)])
+        self._messages: deque[Iterator[Message]] = deque([messages_of(work.requests, generations)])
         self._next: Message | None = None
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from tent_core import address
 from tent_core.descriptor import SegmentDescriptor
@@ -18,19 +17,9 @@ from tent_tcp.mover import Mover
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
 from tent_tcp.settings import Settings
-from tent_tcp.streams import Dialing, Endpoints, Patience, Stream, StreamFailed, TimedOut, dial
+from tent_tcp.streams import Dialing, Patience, Stream, StreamFailed, Target, TimedOut, dial
 
 NAME = "tcp"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the peer's receiver is, and how to introduce oneself. Made from one published attribute."""
-
-    attribute: bytes
-    endpoints: Endpoints
-    hello: bytes
-    buffer: int
 
 
 class TcpEndpoint(Endpoint):
@@ -128,7 +117,7 @@ class TcpEndpoint(Endpoint):
         target = self._target
         if not isinstance(target, Target):
             raise StreamFailed(str(target))
-        return Dialing(target.endpoints, target.hello, target.buffer)
+        return Dialing(target, self._settings.stall_timeout)
 
     def suspect(self, cause: StreamFailed) -> None:
         """Tell the engine, unless the peer was only slow or it was this side that closed."""
@@ -185,5 +174,6 @@ def make_target(
         payload,
         [(family, sockaddr) for family, _, _, _, sockaddr in found],
         pack_hello(attribute.secret, name, incarnation, same_machine),
+        same_machine,
         settings.local_buffer if same_machine else settings.socket_buffer,
     )

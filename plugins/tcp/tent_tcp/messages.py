@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +13,8 @@ from numpy.typing import NDArray
 from tent_core.descriptor import BufferDescriptor
 from tent_core.types import Opcode
 from tent_core.work import Requests
-from tent_tcp.protocol import MAX_REQUESTS, build_request
-from tent_tcp.vectors import Pieces, Vector, address_of
+from tent_tcp.protocol import MAX_REQUESTS, REQUEST_SIZE, build_request, request_words
+from tent_tcp.vectors import IOVEC_SIZE, Piece, Vector, address_of
 
 MESSAGE_BYTES = 32 << 20
 """A message ends before it exceeds this, unless its only block does: what one refusal costs at most."""
@@ -32,6 +34,10 @@ class Generations:
         """Those of `ids` that are no buffers of the peer."""
         return [i for i in ids if i not in self._by_id]
 
+    def one(self, buffer: int) -> int:
+        """That of one buffer, which must be known."""
+        return self._by_id[buffer]
+
     def of(self, requests: Requests, start: int, stop: int) -> int | NDArray[np.uint64]:
         """By request in [start, stop), or one for all. None may be of an unknown buffer."""
         if len(requests.remote_used) == 1:
@@ -42,16 +48,17 @@ class Generations:
 class Message:
     """The requests [start, stop) of a batch as one message. It never changes and may be sent many times.
 
-    `number` comes back in the answer, `total` is the payload in bytes.
+    `number` comes back in the answer, `total` is the payload in bytes, `size` that of `outgoing`.
     """
 
     __slots__ = (
         "_head",
-        "_incoming",
-        "_outgoing",
-        "_outgoing_size",
+        "_pieces",
+        "_pieces_count",
+        "_requests",
         "number",
         "opcode",
+        "size",
         "start",
         "stop",
         "total",
@@ -63,41 +70,77 @@ class Message:
         self.opcode = requests.opcode
         self.start, self.stop, self.total = start, stop, total
         self.number = next(_numbers)
-        local = requests.local[start:stop]
+        self._requests = requests  # READ: the iovecs are its local column
+        if stop - start == 1:
+            self._build_one(generations)
+        else:
+            self._build_many(generations)
+
+    def _build_one(self, generations: Generations) -> None:
+        """Head and iovecs in one array: a block alone is not worth an array operation."""
+        requests, start = self._requests, self.start
+        buffer = int(requests.remote_ids[start])
+        row = (buffer, generations.one(buffer), int(requests.remote[start, 0]), self.total)
+        head = (ctypes.c_uint64 * 12)(*request_words(self.opcode, self.number, row))
+        address = ctypes.addressof(head)
+        head[8], head[9] = address, REQUEST_SIZE
+        head[10], head[11] = int(requests.local[start, 0]), self.total
+        self._head: object = head
+        self._pieces = address + 64
+        self._set_size(REQUEST_SIZE, 1)
+
+    def _build_many(self, generations: Generations) -> None:
+        requests, start, stop = self._requests, self.start, self.stop
         head = build_request(
-            requests.opcode,
+            self.opcode,
             self.number,
-            total,
+            self.total,
             requests.remote_ids[start:stop],
             generations.of(requests, start, stop),
             requests.remote[start:stop],
         )
-        self._head = head  # the iovecs point into it
-        self._incoming: Pieces | None = None
-        if requests.opcode == Opcode.WRITE:
-            pieces = np.empty((len(local) + 1, 2), np.uint64)
-            pieces[1:] = local
-            self._outgoing_size = head.nbytes + total
-        else:
-            pieces = np.empty((1, 2), np.uint64)
-            self._incoming = np.ascontiguousarray(local)
-            self._outgoing_size = head.nbytes
+        write = self.opcode == Opcode.WRITE
+        pieces = np.empty((stop - start + 1 if write else 1, 2), np.uint64)
         pieces[0] = (address_of(head), head.nbytes)
-        self._outgoing = pieces
+        if write:
+            pieces[1:] = requests.local[start:stop]
+        self._head = (head, pieces)
+        self._pieces = address_of(pieces)
+        self._set_size(head.nbytes, stop - start)
+
+    def _set_size(self, head_size: int, blocks: int) -> None:
+        write = self.opcode == Opcode.WRITE
+        self._pieces_count = 1 + blocks if write else 1
+        self.size = head_size + self.total if write else head_size
 
     def outgoing(self) -> Vector:
         """What goes to the receiver: the request and, for a WRITE, the blocks."""
-        return Vector(self._outgoing, self._outgoing_size)
+        return Vector(self._pieces, self._pieces_count, self.size, self._head)
 
-    def incoming(self) -> Vector:
+    def incoming(self) -> Vector | Piece:
         """Where the payload of a READ belongs."""
-        assert self._incoming is not None
-        return Vector(self._incoming, self.total)
+        local = self._requests.local
+        if self.stop - self.start == 1:
+            return Piece(int(local[self.start, 0]), self.total)
+        first = address_of(local) + IOVEC_SIZE * self.start
+        return Vector(first, self.stop - self.start, self.total, local)
 
-    @property
-    def outgoing_size(self) -> int:
-        """Bytes of `outgoing`."""
-        return self._outgoing_size
+
+class Kept(NamedTuple):
+    """The messages of requests that are posted again and again, and the generations that are in them."""
+
+    generations: Generations
+    messages: tuple[Message, ...]
+
+
+def messages_of(requests: Requests, generations: Generations) -> Iterator[Message]:
+    """All of the requests as messages; those of requests that were prepared are made once and kept there."""
+    if not requests.reused:
+        return split(requests, generations)
+    kept = requests.derived
+    if not isinstance(kept, Kept) or kept.generations is not generations:
+        kept = requests.derived = Kept(generations, tuple(split(requests, generations)))
+    return iter(kept.messages)
 
 
 def split(

@@ -58,6 +58,9 @@ READ, WRITE = 0, 1
 Rows = NDArray[np.uint64]
 """Shape (n, 4): buffer id, generation, address in the owner's address space, length."""
 
+Columns = NDArray[np.uint64]
+"""The same transposed, shape (4, n), C-contiguous."""
+
 _WIRE = np.dtype("<u8")
 
 
@@ -97,7 +100,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`position`: the first block that was refused; `moved`: bytes; `text_size`: bytes of text that follow."""
+    """`position`: the first block refused; `moved`: bytes; `text_size`: bytes of text that follow."""
 
     verdict: Verdict
     position: int
@@ -157,9 +160,9 @@ def secrets_match(one: bytes, other: bytes) -> bool:
     return hmac.compare_digest(one, other)
 
 
-def pack_request(opcode: int, number: int, row: tuple[int, int, int, int]) -> bytes:
-    """A request of one block."""
-    return _REQUEST.pack(_REQUEST_MAGIC | opcode << 32, 1, number, row[3], *row)
+def request_words(opcode: int, number: int, row: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """A request of one block, as 64-bit numbers."""
+    return (_REQUEST_MAGIC | opcode << 32, 1, number, row[3], *row)
 
 
 def build_request(

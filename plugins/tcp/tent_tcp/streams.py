@@ -18,6 +18,7 @@ from tent_core.types import Opcode
 from tent_tcp.messages import Message
 from tent_tcp.protocol import ANSWER_SIZE, MAX_TEXT, Answer, Malformed, Verdict, parse_answer
 from tent_tcp.syscalls import HOLDING, RELEASING
+from tent_tcp.tuning import set_buffers, tune, tune_for_one_machine
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, Vector
 
 TICK_S = 0.1
@@ -36,6 +37,20 @@ READ: the second keeps the receiver busy; sending it must not wait, since the re
 
 Endpoints = Sequence[tuple[socket.AddressFamily, Any]]
 """Socket addresses to try in turn, as socket.getaddrinfo has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a peer's receiver is, and how to introduce oneself. Made from one published attribute.
+
+    `buffer` is the size of both socket buffers, 0 for the kernel's own choice.
+    """
+
+    attribute: bytes
+    endpoints: Endpoints
+    hello: bytes
+    same_machine: bool
+    buffer: int
 
 
 class StreamFailed(TransportError):
@@ -83,11 +98,11 @@ class Dialing:
     `events` is what to wait for on `descriptor`, both of which change from step to step.
     """
 
-    def __init__(self, endpoints: Endpoints, hello: bytes, buffer: int) -> None:
-        """`buffer` is the size of both socket buffers, 0 for the kernel's own choice. Raises StreamFailed."""
-        self._left = deque(endpoints)
-        self._hello = hello
-        self._buffer = buffer
+    def __init__(self, target: Target, stall_s: float) -> None:
+        """Begin with the first address. Raises StreamFailed."""
+        self._left = deque(target.endpoints)
+        self._target = target
+        self._stall_s = stall_s
         self._socket: socket.socket | None = None
         self._connected = False
         self._welcome = bytearray()
@@ -110,7 +125,7 @@ class Dialing:
                     self._next(f"{self.where}: {_strerror(error)}")
                     return None
                 self._connected = True
-                self._socket.send(self._hello, _NOW)  # a new socket has room for far more
+                self._socket.send(self._target.hello, _NOW)  # a new socket has room for far more
                 self.events = select.EPOLLIN
                 return None
             data = self._socket.recv(ANSWER_SIZE - len(self._welcome))
@@ -166,11 +181,10 @@ class Dialing:
     def _begin(self, family: socket.AddressFamily, address: Any) -> socket.socket:
         made = self._socket = socket.socket(family, socket.SOCK_STREAM)
         made.setblocking(False)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._buffer:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer)
+        tune(made, self._stall_s)
+        set_buffers(made, self._target.buffer)
+        if self._target.same_machine:
+            tune_for_one_machine(made)
         self._address = address
         with contextlib.suppress(BlockingIOError):
             made.connect(address)
@@ -217,7 +231,7 @@ class Stream:
     def post(self, message: Message) -> None:
         """Queue a message; `push` sends it."""
         self.waiting.append(message)
-        self._outgoing.append((message.outgoing(), message.outgoing_size))
+        self._outgoing.append((message.outgoing(), message.size))
 
     @property
     def pushed(self) -> bool:

@@ -12,6 +12,9 @@ from tent_tcp.syscalls import MAX_PIECES, MessageHeader, SocketCalls, last_error
 Pieces = NDArray[np.uint64]
 """Shape (n, 2), C-contiguous: address, length. Such an array is an array of struct iovec."""
 
+IOVEC_SIZE = 16
+"""Bytes of a struct iovec."""
+
 WOULD_BLOCK = -1
 """What a call answers that moved nothing because it would have had to wait."""
 
@@ -29,9 +32,9 @@ def address_of(array: NDArray[np.generic]) -> int:
 class Vector:
     """Pieces of memory on their way into or out of a stream. `left` is what has not moved yet, in bytes.
 
-    The array that it is given never changes: the first short count makes a copy. No length may be zero
-    and their sum must be `total`, below 2^63. Used by one thread at a time. Who makes one keeps the memory
-    alive.
+    `start` is the address of `count` iovecs, which are never changed: the first short count makes a copy. No
+    length may be zero, and their sum must be `total`, below 2^63. `owner` is kept alive for whoever else
+    would free them; the memory that they name is the caller's care. Used by one thread at a time.
     """
 
     __slots__ = (
@@ -41,17 +44,19 @@ class Vector:
         "_header",
         "_header_address",
         "_one",
+        "_owner",
         "_pieces",
         "_start",
         "left",
     )
 
-    def __init__(self, pieces: Pieces, total: int) -> None:
+    def __init__(self, start: int, count: int, total: int, owner: object) -> None:
         self.left = total
-        self._pieces = pieces
-        self._start = address_of(pieces)
-        self._count = len(pieces)
+        self._start = start
+        self._count = count
+        self._owner = owner
         self._first = 0
+        self._pieces: Pieces | None = None
         self._ends: NDArray[np.int64] | None = None
         self._one: ctypes.Array[ctypes.c_uint64] | None = None
         self._header = MessageHeader()
@@ -79,7 +84,7 @@ class Vector:
 
         Nothing moves on. It is valid until the next call of any method.
         """
-        ends = self._make_ends()
+        _, ends = self._own()
         self._prepare(bound)
         count: int = self._header.count
         if self._one is not None and self._header.pieces == ctypes.addressof(self._one):
@@ -92,13 +97,13 @@ class Vector:
         if self.left == 0:
             self._first = self._count
             return
-        ends = self._make_ends()
+        pieces, ends = self._own()
         done = self._done(ends)
         self._first = first = int(ends.searchsorted(done, "right"))
-        address, length = self._pieces[first].tolist()
+        address, length = pieces[first].tolist()
         rest = int(ends[first]) - done
         if rest != length:
-            self._pieces[first] = (address + length - rest, rest)
+            pieces[first] = (address + length - rest, rest)
 
     def _prepare(self, bound: int | None) -> None:
         """Point the header at the next pieces."""
@@ -106,15 +111,15 @@ class Vector:
         if bound is None or self.left <= bound:
             fit = self._count - first
         else:
-            ends = self._make_ends()
+            pieces, ends = self._own()
             fit = int(ends.searchsorted(self._done(ends) + bound, "right")) - first
             if fit == 0:  # the next piece alone is larger
                 if self._one is None:
                     self._one = (ctypes.c_uint64 * 2)()
-                self._one[0], self._one[1] = int(self._pieces[first, 0]), bound
+                self._one[0], self._one[1] = int(pieces[first, 0]), bound
                 header.pieces, header.count = ctypes.addressof(self._one), 1
                 return
-        header.pieces, header.count = self._start + 16 * first, min(fit, MAX_PIECES)
+        header.pieces, header.count = self._start + IOVEC_SIZE * first, min(fit, MAX_PIECES)
 
     def _account(self, moved: int) -> int:
         if moved > 0:
@@ -125,13 +130,14 @@ class Vector:
             raise last_error()
         return moved
 
-    def _make_ends(self) -> NDArray[np.int64]:
-        """Where each piece ends, counted from the start of the first; from now on the pieces are our own."""
-        if self._ends is None:
-            self._pieces = self._pieces.copy()
+    def _own(self) -> tuple[Pieces, NDArray[np.int64]]:
+        """Pieces of our own, and where each ends, counted from the start of the first."""
+        if self._pieces is None or self._ends is None:
+            given = (ctypes.c_uint64 * (2 * self._count)).from_address(self._start)
+            self._pieces = np.frombuffer(memoryview(given), np.uint64).reshape(-1, 2).copy()
             self._start = address_of(self._pieces)
             self._ends = np.cumsum(self._pieces[:, 1], dtype=np.int64)
-        return self._ends
+        return self._pieces, self._ends
 
     def _done(self, ends: NDArray[np.int64]) -> int:
         return int(ends[-1]) - self.left

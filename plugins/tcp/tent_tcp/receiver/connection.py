@@ -19,6 +19,7 @@ from tent_tcp.protocol import (
     REQUEST_SIZE,
     ROW_SIZE,
     WRITE,
+    Columns,
     Malformed,
     Request,
     Rows,
@@ -33,6 +34,7 @@ from tent_tcp.receiver.owner import Fault, Owner
 from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Scratch
 from tent_tcp.receiver.registry import Admission, Registry
 from tent_tcp.syscalls import HOLDING, last_error, would_block
+from tent_tcp.tuning import set_buffers, tune_for_one_machine
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
 
 TURN_BYTES = 1 << 20
@@ -61,6 +63,7 @@ class Desk:
     handshake_s: float
     stall_s: float
     local_buffer: int
+    socket_buffer: int
     messages: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -71,7 +74,7 @@ class Task:
     """A request that is being carried out."""
 
     request: Request
-    rows: Rows | None  # None: the one row is in the request
+    columns: Columns | None  # None: the one block is in the request
     payload: Payload
     verdict: Verdict = Verdict.OK
     position: int = 0
@@ -80,9 +83,9 @@ class Task:
 
     def uses(self, buffer: int) -> bool:
         """Whether any of its blocks lies in that buffer."""
-        if self.rows is None:
+        if self.columns is None:
             return self.request.row[0] == buffer
-        return bool((self.rows[:, 0] == buffer).any())
+        return bool((self.columns[0] == buffer).any())
 
 
 class Connection:
@@ -152,9 +155,11 @@ class Connection:
         hello = parse_hello(self._head.raw[:HELLO_SIZE])
         if not secrets_match(hello.secret, self._desk.secret):
             raise Malformed("wrong secret: its descriptor is of another engine, or it guesses")
-        if hello.same_machine and self._desk.local_buffer:
-            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-                self.stream.setsockopt(socket.SOL_SOCKET, option, self._desk.local_buffer)
+        if hello.same_machine:
+            tune_for_one_machine(self.stream)
+            set_buffers(self.stream, self._desk.local_buffer)
+        else:
+            set_buffers(self.stream, self._desk.socket_buffer)
         self._incarnation, self._name_size = hello.incarnation, hello.name_size
         self._step = self._take_name
         return True
@@ -189,16 +194,16 @@ class Connection:
         assert request is not None
         if not self._fill(address_of(rows) + ROW_SIZE, ROW_SIZE * (request.blocks - 1)):
             return False
-        check_lengths(rows[:, 3], request.total)
-        return self._begin(
-            request, rows, self._desk.registry.admit(request.opcode, rows, request.total)
-        )
+        columns = rows.T.copy()  # array operations on strided columns take twice as long
+        check_lengths(columns[3], request.total)
+        admission = self._desk.registry.admit(request.opcode, columns, request.total)
+        return self._begin(request, columns, admission)
 
-    def _begin(self, request: Request, rows: Rows | None, admission: Admission) -> bool:
+    def _begin(self, request: Request, columns: Columns | None, admission: Admission) -> bool:
         desk, vector = self._desk, admission.vector
         if vector is None:
-            row = request.row if rows is None else rows[admission.position].tolist()
-            text = f"buffer {row[0]}: {_REASONS[admission.verdict]}"
+            buffer = request.row[0] if columns is None else int(columns[0, admission.position])
+            text = f"buffer {buffer}: {_REASONS[admission.verdict]}"
             if request.opcode == READ:
                 return self._answer(
                     pack_answer(
@@ -206,12 +211,14 @@ class Connection:
                     )
                 )
             payload: Payload = Bin(request.total, desk.scratch)
-            self._task = Task(request, rows, payload, admission.verdict, admission.position, text)
+            self._task = Task(
+                request, columns, payload, admission.verdict, admission.position, text
+            )
         else:
             payload = (
                 Mapped(vector) if admission.mapped else Owned(vector, desk.owner, desk.scratch)
             )
-            self._task = Task(request, rows, payload)
+            self._task = Task(request, columns, payload)
         if request.opcode == WRITE:
             self._step = self._take_payload
             return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -16,12 +15,12 @@ from tent_tcp.protocol import Malformed
 from tent_tcp.receiver.connection import Connection, Desk
 from tent_tcp.receiver.orders import Outbox, receive
 from tent_tcp.receiver.owner import OwnerGone
+from tent_tcp.tuning import tune
 from tent_tcp.vectors import EndOfStream
 
 _TICK_S = 0.25
 _PAUSE_S = 0.5
 _EVENT_EVERY_S = 1.0
-_KEEPALIVE_S = 30
 
 
 class Ended(Exception):
@@ -163,12 +162,7 @@ class Receiver:
             if stream.fileno() < 0:
                 return
         stream.setblocking(False)
-        with contextlib.suppress(OSError):  # the other side may have gone already
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 3)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        tune(stream, self._desk.stall_s)
         self._connections[stream.fileno()] = connection
         self._epoll.register(stream.fileno(), select.EPOLLIN)
         self._count()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tent_tcp.protocol import READ, Rows, Verdict
+from tent_tcp.protocol import READ, Columns, Verdict
 from tent_tcp.syscalls import map_shared, unmap
-from tent_tcp.vectors import Piece, Vector
+from tent_tcp.vectors import Piece, Vector, address_of
 
 _READABLE, _WRITABLE, _MAPPED, _GONE = 1, 2, 4, 8
 
@@ -98,34 +99,36 @@ class Registry:
             Verdict.OK, 0, Piece((address + shift) % _TOP, length), bool(access & _MAPPED)
         )
 
-    def admit(self, opcode: int, rows: Rows, total: int) -> Admission:
-        """Check a request of many blocks: no length is zero and they are `total` together."""
-        ids, generations, addresses, lengths = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]
-        known = ids < self._size
-        if not known.all():
-            return _refused(Verdict.UNKNOWN_BUFFER, int(known.argmin()))
-        if (ids == ids[0]).all():
-            pick = slice(int(ids[0]), int(ids[0]) + 1)  # one value for all rows
-            access, starts, ends = self._access[pick], self._starts[pick], self._ends[pick]
-            current, shifts = self._generations[pick], self._shifts[pick]
-        else:
-            index = ids.astype(np.intp)
-            access, starts, ends = self._access[index], self._starts[index], self._ends[index]
-            current, shifts = self._generations[index], self._shifts[index]
+    def admit(self, opcode: int, columns: Columns, total: int) -> Admission:
+        """Check a request of many blocks, whose lengths are not zero and `total` together."""
+        ids, generations, addresses, lengths = columns
+        first = int(ids[0])
+        if first >= self._size:
+            return _refused(Verdict.UNKNOWN_BUFFER)
         right = _READABLE if opcode == READ else _WRITABLE
-        fits = (addresses >= starts) & (addresses <= ends) & (lengths <= ends - addresses)
-        good = (generations == current) & (access & right != 0) & fits
+        if (ids == ids[0]).all():
+            start, end = int(self._starts[first]), int(self._ends[first])
+            access, shift = int(self._access[first]), self._shifts[first]
+            if (
+                access & right
+                and (generations == self._generations[first]).all()
+                and int(addresses.min()) >= start
+                and int(addresses.max()) <= end
+                and int((addresses + lengths).max()) <= end  # cannot wrap: see `end` and MAX_TOTAL
+            ):
+                return _admitted(addresses, lengths, shift, bool(access & _MAPPED), total)
+        known = ids < self._size
+        index = np.where(known, ids, 0).astype(np.intp)
+        starts, ends, access_by_row = self._starts[index], self._ends[index], self._access[index]
+        good = known & (generations == self._generations[index]) & (access_by_row & right != 0)
+        good &= (addresses >= starts) & (addresses <= ends) & (lengths <= ends - addresses)
         if not good.all():
-            first = int(good.argmin())
-            block = rows[first].tolist()
-            return self.admit_one(opcode, (block[0], block[1], block[2], block[3]))._replace(
-                position=first
-            )
-        mapped = bool((access & _MAPPED).all())
-        pieces = np.empty((len(rows), 2), np.uint64)
-        pieces[:, 0] = addresses + shifts if mapped else addresses
-        pieces[:, 1] = lengths
-        return Admission(Verdict.OK, 0, Vector(pieces, total), mapped)
+            position = int(good.argmin())
+            row = columns[:, position].tolist()
+            refusal = self.admit_one(opcode, (row[0], row[1], row[2], row[3]))
+            return refusal._replace(position=position)
+        mapped = bool((access_by_row & _MAPPED).all())
+        return _admitted(addresses, lengths, self._shifts[index], mapped, total)
 
     def _grow(self) -> None:
         self._size = max(_ROOM, 2 * self._size)
@@ -134,6 +137,19 @@ class Registry:
             new = np.zeros(self._size, old.dtype)
             new[: len(old)] = old
             setattr(self, name, new)
+
+
+def _admitted(
+    addresses: NDArray[np.uint64],
+    lengths: NDArray[np.uint64],
+    shifts: NDArray[np.uint64] | np.uint64,
+    mapped: bool,
+    total: int,
+) -> Admission:
+    pieces = np.empty((len(addresses), 2), np.uint64)
+    pieces[:, 0] = addresses + shifts if mapped else addresses
+    pieces[:, 1] = lengths
+    return Admission(Verdict.OK, 0, Vector(address_of(pieces), len(pieces), total, pieces), mapped)
 
 
 def _refused(verdict: Verdict, position: int = 0) -> Admission:

@@ -1,0 +1,64 @@
+"""The descriptor number that an owner published comes to stand for another file, which is never touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tent_core as tent
+
+from .conftest import Make, Start
+from .support import only, program
+
+SIZE = 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["alike", "unsealed", "shorter", "on disk", "none"])
+def test_a_file_that_has_taken_a_published_descriptor_number_is_not_written_to(
+    make: Make, start: Start, tmp_path: Path, kind: str
+) -> None:
+    owner = start(only("shm"))
+    owner.run(program("descriptors"))
+    owner.run("target = engine.allocate(size, name='target')", size=SIZE)
+    here = make(only("shm"))
+    local = here.register(np.full(SIZE, 7, np.uint8))
+    with here.open_segment(owner.segment_name) as segment:
+        remote = segment.buffer("target")
+        owner.run(
+            "other = replace_descriptor(target, kind, folder)", kind=kind, folder=str(tmp_path)
+        )
+        segment.write(local, remote)
+        assert owner.run("int((target.array == 7).sum())") == SIZE
+        assert owner.run("touched(other)") == 0
+
+
+REGISTER_ANEW = """
+old, old_array = target, target.array
+old.unregister()
+target = engine.allocate(old.length, name="target")
+(old.id, old.local.memory_fd) == (target.id, target.local.memory_fd)
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_buffer_with_the_id_and_descriptor_of_one_before_is_another_buffer(
+    make: Make, start: Start, transport: str
+) -> None:
+    owner = start(only(transport))
+    owner.run("target = engine.allocate(size, name='target')", size=SIZE)
+    here = make(only(transport))
+    local = here.allocate(SIZE)
+    with here.open_segment(owner.segment_name) as segment:
+        for round_ in range(1, 6):
+            before = segment.buffer("target")
+            local.array[:] = round_
+            segment.write(local, before)
+            assert owner.run(REGISTER_ANEW), "both were to be used again"
+            with pytest.raises(tent.StaleHandle):
+                segment.write(local, before)
+            local.array[:] = 100
+            segment.write(local[: SIZE // 2], segment.buffer("target")[: SIZE // 2])
+            assert owner.run("int((old_array == round_).sum())", round_=round_) == SIZE
+            assert owner.run("int((target.array == 100).sum())") == SIZE // 2
