@@ -43,6 +43,11 @@ class Dispatcher:
         self.observe: Observe | None = None
         self._failures = RateLimited(log)
 
+    def close(self, timeout: float) -> None:
+        """End the progress thread, and log the failures that were only counted so far."""
+        self.progress.close(timeout)
+        self._failures.flush()
+
     # ---------------------------------------------------------------- planning
 
     def groups(

@@ -99,8 +99,13 @@ class Engine:
         self._transports = Transports(self._log)
         try:
             self._start_transports(registry)
-            self._hooks = Hooks(registry, self._log)
-            planner = Planner(self.settings.policy, self._facts(registry))
+            self._hooks = Hooks(
+                registry,
+                self._log,
+                stuck_s=self.settings.hooks.stuck_s,
+                queue=self.settings.hooks.queue,
+            )
+            planner = Planner(self.settings.policy, self._transports.facts(self.settings.skipped))
             self.dispatcher = Dispatcher(
                 planner, self.stats_, self._log, self.settings.failover.max_attempts
             )
@@ -151,26 +156,14 @@ class Engine:
                 declaration,
             )
 
-        chosen = {n: c for n, c in self.settings.transports.items() if c.enable is not Enable.FALSE}
-        self._transports.start(chosen, registry, context, lambda n: chosen[n].enable is Enable.TRUE)
+        enabled = self.settings.enabled
+        self._transports.start(
+            enabled, registry, context, lambda n: enabled[n].enable is Enable.TRUE
+        )
+        for name, reason in self.settings.skipped.items():
+            self._log.debug("transport_skipped", transport=name, reason=reason)
         numbers = MappingProxyType(self._transports.numbers)
         self._segment.update(lambda old: replace(old, transports=numbers))
-
-    def _facts(self, registry: Registry) -> Any:
-        """What selection needs to know of every transport that the policy names or YAML mentions."""
-        from tent_core.config import Enable
-
-        installed = set(registry.names())
-        others = {}
-        for entry in self.settings.policy:
-            for name in entry.transports:
-                others[name] = "is not installed" if name not in installed else "is not enabled"
-        for name, choice in self.settings.transports.items():
-            if choice.enable is Enable.FALSE:
-                others[name] = "is disabled by transports in the configuration"
-        return self._transports.facts(
-            {n: r for n, r in others.items() if n not in self._transports.numbers}
-        )
 
     # ---------------------------------------------------------------- who this is
 
@@ -554,7 +547,7 @@ class Engine:
             _kept_alive.append(buffer.memory)
             self._log.warning("memory_kept_alive", buffer=buffer.name, holders=holders)
         self._buffers.forget_all()
-        self.dispatcher.progress.close(0.5)
+        self.dispatcher.close(0.5)
         self._hooks.close(0.5)
         _open_engines.discard(self)
         self._log.info("engine_closed")
