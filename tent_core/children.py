@@ -115,6 +115,12 @@ class Children:
         self._children.append(child)
         return child
 
+    def join(self, timeout: float) -> None:
+        """Wait until every child has ended by itself, at most `timeout` seconds altogether."""
+        end = time.monotonic() + timeout
+        for child in self._children:
+            child.process.join(max(0.0, end - time.monotonic()))
+
     def next_event(self, timeout: float, what: str) -> Event:
         """The next thing that any child says. `what` says in an error what was waited for.
 

@@ -13,6 +13,9 @@ from tent_core.errors import PermissionDenied, RangeError, UsageError
 from tent_core.types import Opcode
 from tent_core.work import Iovecs, Requests
 
+LARGEST_TOTAL = 1 << 63
+"""Bytes of one batch are fewer than this, so that sums of lengths fit into signed columns as well."""
+
 Column = NDArray[np.uint64]
 Ids: TypeAlias = NDArray[np.int32]
 
@@ -133,6 +136,21 @@ def lengths_of(lengths: ArrayLike, n: int) -> Column:
     if n and not sizes.all():
         raise RangeError(f"request {int(np.argmin(sizes))} has length 0: leave it out")
     return sizes
+
+
+def total_of(lengths: Column, used: Sequence[Range]) -> int:
+    """The sum of the lengths of requests that lie inside the buffers `used`.
+
+    Raises RangeError from LARGEST_TOTAL on: only memory that nobody has reaches that, and sums would wrap.
+    """
+    if len(lengths) * max((buffer.length for buffer in used), default=0) < LARGEST_TOTAL:
+        return int(lengths.sum())
+    exact: int = sum(lengths.tolist())
+    if exact >= LARGEST_TOTAL:
+        raise RangeError(
+            f"{len(lengths)} requests of {exact} bytes together: less than 2^63 are allowed"
+        )
+    return exact
 
 
 def iovecs(addresses: Column, lengths: Column) -> Iovecs:

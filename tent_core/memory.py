@@ -115,10 +115,11 @@ def describe(obj: Any, location: str | None = None) -> Memory:
         )
     if memory.length <= 0:
         raise RangeError(f"cannot register {type(obj).__name__}: it has no bytes")
-    if memory.address <= 0 or memory.length > ADDRESS_LIMIT - memory.address:
+    # Its end is a number as well, and has to fit into 64 bits wherever it is calculated.
+    if memory.address <= 0 or memory.length >= ADDRESS_LIMIT - memory.address:
         raise RangeError(
             f"cannot register address {memory.address:#x} with length {memory.length}: "
-            "the range must lie between 1 and 2^64"
+            "the range must begin at 1 or above and end below 2^64"
         )
     return memory
 

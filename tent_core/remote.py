@@ -221,6 +221,8 @@ class Segment:
             )
         op = columns.opcodes(opcode, 1)
         assert isinstance(op, Opcode)
+        if here.length >= columns.LARGEST_TOTAL:
+            raise RangeError(f"a request of {here.length} bytes: less than 2^63 are allowed")
         requests = Requests(
             op,
             np.array([[here.buffer.address + here.offset, here.length]], np.uint64),
@@ -489,7 +491,7 @@ def _checked(
         there.ids,
         tuple(b.id for b in here.used),
         tuple(b.id for b in there.used),
-        int(sizes.sum()),
+        columns.total_of(sizes, here.used),
         reused,
     )
     if isinstance(ops, Opcode):

@@ -29,6 +29,12 @@ def obey(link: Link) -> None:
         link.say("heard", link.hear(BOUND_S))
 
 
+def finish_late(link: Link, path: Path) -> None:
+    link.say("result")
+    time.sleep(0.2)
+    path.touch()
+
+
 def misuse(link: Link) -> None:
     raise UsageError("the buffer is too small")
 
@@ -69,6 +75,14 @@ def test_what_children_say_arrives_in_order_with_their_names() -> None:
         ("anna", "word", "a"),
         ("anna", "word", "b"),
     ]
+
+
+def test_children_are_given_the_time_to_end_by_themselves(tmp_path: Path) -> None:
+    with Children() as children:
+        children.start("anna", finish_late, tmp_path / "finished")
+        children.next_event(BOUND_S, "a result")
+        children.join(BOUND_S)
+    assert (tmp_path / "finished").exists()
 
 
 def test_a_child_hears_its_commands() -> None:

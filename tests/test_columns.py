@@ -129,3 +129,13 @@ def test_one_direction_given_as_a_column_is_one_direction() -> None:
     for wrong in ("copy", [2, 0], [1]):
         with pytest.raises(UsageError):
             columns.opcodes(wrong, 2)
+
+
+def test_lengths_whose_sum_would_wrap_are_refused() -> None:
+    everything = Range(0, "everything", 4096, 2**64 - 8192)
+    half = np.full(2, 2**63, np.uint64)
+    with pytest.raises(RangeError, match=f"2 requests of {2**64} bytes together"):
+        columns.total_of(half, (everything,))
+    small = np.full(3, 5, np.uint64)
+    assert columns.total_of(small, (everything,)) == columns.total_of(small, (KV,)) == 15
+    assert columns.total_of(small[:0], ()) == 0

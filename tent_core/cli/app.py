@@ -19,8 +19,8 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click knows what to do with them
         except Exception as error:
             if ctx.meta.get(DEBUG):
                 click.echo(traceback.format_exc(), err=True, nl=False)

@@ -70,7 +70,7 @@ ROLES = ("both", "prefill", "decode")
     type=click.Choice(ROLES),
     default="both",
     show_default=True,
-    help="Play one side only, the other being elsewhere: see below.",
+    help="Play one side only, the other being elsewhere; see above.",
 )
 @click.option(
     "--peer", metavar="HOST:PORT", help="With --role prefill: the segment name that decode printed."

@@ -19,6 +19,7 @@ from tent_core.units import format_size
 
 _START_S = 60.0
 _CAUSE_S = 10.0
+_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def replay(
                     report = event.value
                 case "received":
                     received = event.value
+        children.join(_END_S)
     if (received.pieces, received.mismatches) != (report.pieces, report.mismatches):
         raise ReplayError(
             f"prefill and decode do not agree: {report.pieces} pieces sent with {report.mismatches} "
