@@ -16,21 +16,19 @@ from tent_shm.keeper import Keeper
 from tent_shm.owner import Owner
 from tent_shm.plan import Plan, Ways
 from tent_shm.pool import Pool
-from tent_shm.settings import Settings
 from tent_shm.stream import runs_of
 from tent_shm.targets import Targets
 from tent_shm.task import Task
 
 CLOSE_TIMEOUT_S = 0.9
 SHARES_PER_THREAD = 2
-"""More than one: a thread that gets no processor holds up less, since the others take what it has not begun."""
+"""Not one: a thread that gets no processor then holds up less, since others take what it has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
     """What the endpoints of one transport share."""
 
-    settings: Settings
     keeper: Keeper
     pool: Pool
     log: Any
@@ -69,8 +67,9 @@ class ShmEndpoint(Endpoint):
         what: Plan | None = requests.derived
         if what is None or not what.begin():
             what = self._begun(requests)
-        if what.quick is not None and self._check(what) is None:
-            moved = what.quick() == what.quick_answer
+        whole = what.whole
+        if whole is not None and (what.quick or work.may_block) and self._owner.alive:
+            moved = whole.call() == whole.answer
             if moved and self._check(what) is None:
                 what.end()
                 work.complete()
@@ -114,14 +113,14 @@ class ShmEndpoint(Endpoint):
         return what.gone
 
     def _start(self, work: Work, what: Plan) -> None:
-        """Carry out what is not quick: here, if the caller waits anyway, and by the threads of the pool."""
+        """Carry out what one call cannot: here, if the caller waits anyway, and by the pool's threads."""
         for refusal in what.refusals:
             for start, stop in runs_of(refusal.rows, len(work)):
                 work.refuse(refusal.cause, start, stop)
         if not what.streams:
             return
-        settings, pool = self._tools.settings, self._tools.pool
-        threads = settings.copy_threads if what.total >= settings.split_bytes else 1
+        pool = self._tools.pool
+        threads = len(pool) if what.total >= self._ways.split_bytes else 1
         parts = threads * SHARES_PER_THREAD if threads > 1 else 1
         task = Task(work, what, parts, lambda: self._check(what), self._ended)
         with self._lock:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tent_core.errors import PermissionDenied, TentError
 from tent_core.types import Opcode, Permission
 from tent_core.work import Iovecs, Requests
-from tent_shm.stream import Stream
+from tent_shm.stream import Stream, Whole
 from tent_shm.target import Target
 
 PIECE_BYTES = 4096
@@ -34,16 +34,16 @@ class Refusal:
 class Plan:
     """What a submission uses and does. It never changes: a prepared transfer keeps it for its next post.
 
-    `quick`, there if that takes less than about ten microseconds, moves everything at once, keeps the GIL,
-    and answers `quick_answer` if all has moved.
+    `whole` moves everything by one call, where one can and threads do not help; with `quick` that takes less
+    than about ten microseconds, and it keeps the GIL.
     """
 
     targets: tuple[Target, ...]
     streams: tuple[Stream, ...]
     refusals: tuple[Refusal, ...]
     total: int
-    quick: Callable[[], int | None] | None = None
-    quick_answer: int | None = None
+    whole: Whole | None
+    quick: bool
 
     def begin(self) -> bool:
         """Mark every target as in use; False, with none marked, when one of them is gone."""
@@ -74,13 +74,14 @@ class Ways:
 
     `keeper` is the thread that names the owner's memory; `vectors` whether process_vm_readv(2) may be called
     on our own memory; `steady` whether a local buffer can be touched without a fault (memory of `allocate`);
-    `quick_weight` up to which weight a submission keeps the GIL.
+    `quick_weight` is the most that a submission moves with the GIL kept, `split_bytes` where threads help.
     """
 
     keeper: int
     vectors: bool
     steady: Callable[[int], bool]
     quick_weight: int
+    split_bytes: int
 
 
 def weight(n: int, total: int) -> int:
@@ -105,22 +106,13 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Pla
         refusals = [Refusal(None, cause) for cause in causes.values()]
     else:
         streams, refusals = _sorted_out(requests, targets, causes, ways)
-    plan = Plan(
-        tuple(targets.values()),
-        tuple(streams),
-        tuple(refusals),
-        requests.total,
+    quick = weight(len(requests), requests.total) <= ways.quick_weight
+    whole = None
+    if len(streams) == 1 and not refusals and (quick or requests.total < ways.split_bytes):
+        whole = streams[0].whole(keep_gil=quick)
+    return Plan(
+        tuple(targets.values()), tuple(streams), tuple(refusals), requests.total, whole, quick
     )
-    if (
-        len(streams) == 1
-        and not refusals
-        and weight(len(requests), requests.total) <= ways.quick_weight
-    ):
-        (stream,) = streams
-        if not stream.direct or len(requests) == 1:
-            plan.quick = stream.whole(keep_gil=True)
-            plan.quick_answer = None if stream.direct else stream.total
-    return plan
 
 
 def _permitted(opcode: Opcode, target: Target) -> Target:

@@ -18,9 +18,9 @@ class Settings(BaseModel):
       waits. Two halve 500 blocks of 64 KiB (4.6 ms to 2.6) and 16 MiB; on two cores a third loses.
     - `split_bytes`: from this size on it is spread. One block of 4 MiB gains where it comes from memory
       (0.32 ms to 0.27), and loses where it comes from the cache (0.09 ms to 0.11); at 1 MiB both lose.
-    - `keep_gil_bytes`: up to this size, with 4 KiB more counted for each block, the copy keeps the GIL and the
-      submitting thread makes it itself: about ten microseconds (16 blocks of 4 KiB: 8; one of 124 KiB: 2 from
-      the cache, 9 from memory). Getting a released GIL back takes 5 ms beside a thread that computes.
+    - `keep_gil_bytes`: up to this size, with 4 KiB more counted for each block, the copy keeps the GIL and
+      the submitting thread makes it itself: about ten microseconds (16 blocks of 4 KiB: 8; one of 124 KiB:
+      2 from the cache, 9 from memory). A released GIL takes 5 ms to come back beside a thread that computes.
     - `allow_ptrace_by_anyone`: let every process of this user read and write this one's memory although
       the kernel's ptrace scope is 1 (PR_SET_PTRACER_ANY, prctl(2)); debuggers may then attach as well.
     """

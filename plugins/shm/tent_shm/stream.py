@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,6 @@ from numpy.typing import NDArray
 from tent_core.types import Opcode
 from tent_core.work import Iovecs
 from tent_shm import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Ends = NDArray[np.uint64]
 """Shape (n,): where each request ends in the stream; the running sum of the lengths."""
@@ -36,6 +34,13 @@ class Gap(NamedTuple):
     start: int
     stop: int
     cause: Exception
+
+
+class Whole(NamedTuple):
+    """A call that moves all of a stream, and what it answers if it did: bytes moved, memmove None."""
+
+    call: Callable[[], int | None]
+    answer: int | None
 
 
 @dataclass(eq=False)
@@ -59,32 +64,26 @@ class Stream:
         """Where each request ends in the stream."""
         return np.cumsum(self.local[:, 1], dtype=np.uint64)
 
-    def whole(self, *, keep_gil: bool) -> Callable[[], int | None]:
-        """A call that moves everything, of at most MAX_PIECES blocks, or with `direct` of one.
-
-        It answers the bytes moved, or -1 and sets errno; memmove answers None, and always moves all.
-        """
+    def whole(self, *, keep_gil: bool) -> Whole | None:
+        """The one call that moves everything, or None if one cannot."""
         local, remote, n = self.local, self.remote, len(self.local)
+        if n > (1 if self.direct else syscalls.MAX_PIECES) or self.total > STEP_BYTES:
+            return None
         if self.direct:
             here, there = int(local[0, 0]), int(remote[0, 0])
             target, source = (there, here) if self.opcode is Opcode.WRITE else (here, there)
-            return partial(syscalls.memmove(keep_gil=keep_gil), target, source, self.total)
+            move = syscalls.memmove(keep_gil=keep_gil)
+            return Whole(partial(move, target, source, self.total), None)
         call = syscalls.vector_call(self.opcode, keep_gil=keep_gil)
         # The arrays stay alive with `self`, which whoever calls this keeps.
-        return partial(call, self.pid, local.ctypes.data, n, remote.ctypes.data, n, 0)
+        vectors = (local.ctypes.data, n, remote.ctypes.data, n)
+        return Whole(partial(call, self.pid, *vectors, 0), self.total)
 
     def step(self, start: int, stop: int) -> int:
         """Move the first bytes of [start, stop), as many as one call can; how many. The GIL is released.
 
         Raises OSError: EFAULT when the byte at `start` is not there, on one side or the other.
         """
-        if (start, stop) == (0, self.total) and self._fits_one_call:
-            answer = self.whole(keep_gil=False)()
-            if answer is None:
-                return self.total
-            if answer <= 0:
-                raise syscalls.last_error()
-            return answer
         if self.direct:
             return self._move_block(start, stop)
         first, last, stop = window(self.ends, start, stop)
@@ -96,11 +95,6 @@ class Stream:
         if moved <= 0:
             raise syscalls.last_error()
         return moved
-
-    @property
-    def _fits_one_call(self) -> bool:
-        most = 1 if self.direct else syscalls.MAX_PIECES
-        return len(self.local) <= most and self.total <= STEP_BYTES
 
     def _move_block(self, start: int, stop: int) -> int:
         row = row_at(self.ends, start)

@@ -51,7 +51,7 @@ class ShmTransport(Transport):
             keeper = Keeper(self._page, context.log)
         except OSError as error:
             raise TransportUnavailable(f"shm cannot make its identity page: {error}") from error
-        self._tools = Tools(settings, keeper, Pool(settings.copy_threads, context.log), context.log)
+        self._tools = Tools(keeper, Pool(settings.copy_threads, context.log), context.log)
         thread = keeper.start()
         self._tools.pool.start()
         if settings.allow_ptrace_by_anyone:
@@ -80,6 +80,7 @@ class ShmTransport(Transport):
         context, tools = self._context, self._tools
         if context is None or tools is None:
             raise TransportError("shm is not running")
+        settings: Settings = context.settings
         attribute = peer.segment.attributes.get(NAME)
         if attribute is None:
             raise TransportError(f"peer {peer.key} does not publish what shm needs")
@@ -96,7 +97,8 @@ class ShmTransport(Transport):
             keeper=owner.keeper,
             vectors=self._vectors,
             steady=self._steady.__contains__,
-            quick_weight=tools.settings.keep_gil_bytes,
+            quick_weight=settings.keep_gil_bytes,
+            split_bytes=settings.split_bytes,
         )
         endpoint = ShmEndpoint(peer, owner, ways, tools, self._forget)
         with self._lock:

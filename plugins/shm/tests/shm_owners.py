@@ -127,9 +127,9 @@ def descriptor_reused_for_a_pipe(node: Node) -> None:
 
 
 def huge(node: Node) -> None:
-    """Buffer 1 is 2.5 GiB of registered memory, the same 16 MiB again and again."""
+    """Buffer 1 is a little more than 2 GiB of registered memory, the same 16 MiB again and again."""
     node.allocate(MIB)
-    node.register(repeated(FIXED_ADDRESS, 16 * MIB, 160))
+    node.register(repeated(FIXED_ADDRESS, 16 * MIB, 130))
 
 
 # ---------------------------------------------------------------- requests

@@ -113,7 +113,7 @@ def test_a_prepared_transfer_is_planned_once_and_posted_many_times(six: Pair, nu
 
 
 def test_more_than_2_gib_go_in_one_request_and_in_one_batch() -> None:
-    unit, times = 16 * MIB, 160
+    unit, times = 16 * MIB, 130
     with pair(owners.huge) as made:
         made.node.register(owners.repeated(0x3000_0000_0000, unit, times))
         made.node.arrays[2][:unit] = np.arange(unit, dtype=np.uint32).astype(np.uint8)

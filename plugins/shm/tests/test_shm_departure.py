@@ -22,7 +22,9 @@ from tent_shm import stream, syscalls
 from tent_shm.attribute import ProcessAttribute
 
 MIB = owners.MIB
-KEEP_GIL = pytest.mark.parametrize("settings", [{}, {"keep_gil_bytes": 0}], ids=["quick", "task"])
+KEEP_GIL = pytest.mark.parametrize(
+    "settings", [{}, {"keep_gil_bytes": 0}], ids=["quick", "not_quick"]
+)
 NUMBERS = pytest.mark.parametrize("number", [0, 1], ids=["allocated", "registered"])
 
 
@@ -179,9 +181,8 @@ def test_an_owner_killed_in_the_middle_of_a_copy_makes_it_fail(
             return moved
 
         monkeypatch.setattr(stream.Stream, "step", step)
-        work = made.transfer(
-            Opcode.WRITE, [(0, 0, number, 0, MIB // 2), (0, MIB // 2, number, MIB // 2, 5)]
-        )
+        rows: list[Row] = [(0, 0, number, 0, MIB // 2), (0, MIB // 2, number, MIB // 2, 5)]
+        work = made.transfer(Opcode.WRITE, rows, may_block=False)
         assert work.status.tolist() == [Status.FAILED, Status.FAILED]
         assert work.moved.tolist() == [0, 0]
         cause = work.cause_of(0)

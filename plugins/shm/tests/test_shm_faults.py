@@ -165,7 +165,7 @@ def test_a_mistake_in_a_step_leaves_nothing_unreported(monkeypatch: pytest.Monke
 
     with pair(owners.allocated_and_registered) as made:
         monkeypatch.setattr(stream.Stream, "step", broken)
-        work = made.transfer(Opcode.WRITE, spaced(1, 500))
+        work = made.transfer(Opcode.WRITE, spaced(1, 250), may_block=False)
         assert (work.status == Status.FAILED).all()
         assert "a mistake" in str(work.cause_of(0))
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tent_core.types import Opcode
 from tent_core.work import Iovecs
-from tent_shm.stream import Ends, Gap, part, row_at, runs, runs_of, settle, shares, window
+from tent_shm.stream import Ends, Gap, Stream, part, row_at, runs, runs_of, settle, shares, window
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 FAR = 1 << 62  # addresses near the top, where a float would lose bytes
@@ -120,3 +122,13 @@ def test_positions_beyond_2_to_the_53_are_exact() -> None:
     iovecs = np.array([[1, (1 << 53) + 1], [9, 1], [20, (1 << 63) - (1 << 53) - 2]], np.uint64)
     cut = part(iovecs, ends, 0, 2, 1 << 53, (1 << 53) + 2)
     assert cut.tolist() == [[(1 << 53) + 1, 1], [9, 1]]
+
+
+@pytest.mark.parametrize(
+    ("n", "direct", "one"),
+    [(1, True, True), (2, True, False), (1024, False, True), (1025, False, False)],
+)
+def test_one_call_takes_1024_blocks_or_one_by_memmove(n: int, direct: bool, one: bool) -> None:
+    iovecs, ends = stream([8] * n)
+    whole = Stream(Opcode.READ, iovecs, iovecs, int(ends[-1]), None, 1, direct).whole(keep_gil=True)
+    assert (whole is not None) == one
