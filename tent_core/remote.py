@@ -381,15 +381,15 @@ class _Checked:
     def _go(
         self, batch: Batch, options: Options, may_block: bool, plan: Plan | None, deadline: float
     ) -> None:
-        """Set going; the use of the peer has begun."""
+        """Set going; the use of the peer has begun. What raises here leaves no mark behind."""
         try:
+            groups = self.groups(options) if plan is None else plan()
             marks = self.marks()
         except BaseException:
             self.peer.end()
             raise
         batch.hold((*marks, self.peer))
         if not batch.done:
-            groups = self.groups(options) if plan is None else plan()
             self.engine.dispatcher.start(batch, self.peer, groups, deadline, may_block)
 
     def _go_later(self, batch: Batch, options: Options, plan: Plan | None, deadline: float) -> None:
