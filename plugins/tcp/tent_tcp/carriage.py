@@ -70,9 +70,11 @@ class Carriage:
             cause: Exception = TransportError(f"peer {self._peer} could not carry it out: {text}")
             self.work.fail(cause, message.start, message.stop)
             return
-        cause = mistake(f"peer {self._peer} refused {_verb(message.opcode)}: {text}")
         ids = self.work.requests.remote_ids[message.start : message.stop]
-        refused = ids == ids[min(answer.position, len(ids) - 1)]
+        culprit = ids[min(answer.position, len(ids) - 1)]
+        name, verb = self._generations.name(int(culprit)), _verb(message.opcode)
+        cause = mistake(f"peer {self._peer} refused {verb} buffer {name}: {text}")
+        refused = ids == culprit
         for start, stop, bad in _runs(refused):
             if bad:
                 self.work.fail(cause, message.start + start, message.start + stop)
@@ -146,4 +148,4 @@ def _runs(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int, bool]]:
 
 
 def _verb(opcode: Opcode) -> str:
-    return "a write" if opcode == Opcode.WRITE else "a read"
+    return "a write to" if opcode == Opcode.WRITE else "a read of"

@@ -26,6 +26,7 @@ class Generations:
     """The generation of each of a peer's buffers, by id. A large id takes no more room than a small one."""
 
     def __init__(self, buffers: Mapping[int, BufferDescriptor]) -> None:
+        self._names = {b.id: b.name for b in buffers.values()}
         self._by_id = {b.id: b.generation for b in buffers.values()}
         self._ids = np.array(sorted(self._by_id), np.int64)
         self._values = np.array([self._by_id[i] for i in self._ids.tolist()], np.uint64)
@@ -33,6 +34,10 @@ class Generations:
     def unknown(self, ids: Iterable[int]) -> list[int]:
         """Those of `ids` that are no buffers of the peer."""
         return [i for i in ids if i not in self._by_id]
+
+    def name(self, buffer: int) -> str:
+        """How to call a buffer in a message."""
+        return repr(self._names.get(buffer, buffer))
 
     def one(self, buffer: int) -> int:
         """That of one buffer, which must be known."""

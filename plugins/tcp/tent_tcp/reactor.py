@@ -24,6 +24,7 @@ class Reactor:
     """
 
     def __init__(self, name: str, log: Any) -> None:
+        self.name = name
         self._log = log
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -72,24 +73,37 @@ class Reactor:
         self._tickers.append(ticker)
 
     def stop(self, timeout: float) -> bool:
-        """Run what was handed over, then end the thread; whether it ended within `timeout` seconds."""
+        """Run what was handed over, then end the thread; whether it ended within `timeout` seconds.
+
+        From the thread itself it only begins the end, and answers True. Idempotent.
+        """
         with self._lock:
             if not self._stopping:
                 self._stopping = True
                 os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._close()  # it never ran
+        elif threading.current_thread() is not self._thread:
             self._thread.join(timeout)
-        if self._thread.is_alive():
-            return False
+            return not self._thread.is_alive()
+        return True
+
+    def _close(self) -> None:
         with self._lock:
+            self._stopping = True
             if self._wake >= 0:
                 self._epoll.close()
                 os.close(self._wake)
                 self._wake = -1
-        return True
 
     def _run(self) -> None:
         self._started.set()
+        try:
+            self._loop()
+        finally:
+            self._close()
+
+    def _loop(self) -> None:
         next_tick = 0.0
         while True:
             events = self._epoll.poll(TICK_S if self._tickers else -1)

@@ -7,6 +7,7 @@ import ctypes
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -213,6 +214,9 @@ class Stream:
         timeout = _timeval(TICK_S)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        self._closing = (
+            threading.Lock()
+        )  # an interruption never meets a descriptor that was used again
         self.waiting: deque[Message] = deque()
         self._outgoing: deque[tuple[Vector, int]] = deque()
         self._buffer = ctypes.create_string_buffer(ANSWER_SIZE + MAX_TEXT)
@@ -382,15 +386,14 @@ class Stream:
 
     def interrupt(self) -> None:
         """From another thread: end what its user waits for. The user closes it."""
-        try:
+        with self._closing, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
     def close(self) -> None:
         """Close it, by its user. Idempotent."""
         self.interrupt()  # a forked child may hold the socket as well
-        self._socket.close()
+        with self._closing:
+            self._socket.close()
 
     def _broken(self, error: OSError) -> StreamFailed:
         reason = "it closed the connection" if isinstance(error, EndOfStream) else error.strerror

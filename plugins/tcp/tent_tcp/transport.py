@@ -28,17 +28,23 @@ from tent_tcp.syscalls import allow_ptrace_by_children
 _START_S = 10.0
 _ORDER_S = 5.0
 _RELEASE_S = 0.9
-_STOP_S = 0.8
+_STOP_S = 0.5
 _BACKLOG = 1024
 _TOKEN_SIZE = 16
 
 
 class TcpTransport(Transport):
-    """One receiver process and one thread, however many peers; see the README for the picture."""
+    """One receiver process and two threads, however many peers; see the README for the picture.
+
+    One thread listens to the receiver, so that a revocation never waits for anything else; its id also tells
+    the receiver whose memory it reaches. The other carries what nobody waits for in a thread of theirs, and
+    runs the callbacks of those who submitted it.
+    """
 
     def __init__(self) -> None:
         self._context: TransportContext | None = None
-        self._reactor: Reactor | None = None
+        self._link: Reactor | None = None
+        self._carrier: Reactor | None = None
         self._receiver: ReceiverProcess | None = None
         self._mover: Mover | None = None
         self._endpoints: set[TcpEndpoint] = set()
@@ -52,12 +58,14 @@ class TcpTransport(Transport):
         self._warnings = RateLimited(context.log, by=("reason",))
         listener, advertised = self._listen(context)
         try:
-            self._reactor = Reactor("tent-tcp", context.log)
-            task = self._reactor.start()
-            self._mover = Mover(self._reactor, settings.stall_timeout, settings.connect_timeout)
+            self._link = Reactor("tent-tcp-link", context.log)
+            self._carrier = Reactor("tent-tcp-carrier", context.log)
+            task = self._link.start()
+            self._carrier.start()
+            self._mover = Mover(self._carrier, settings.stall_timeout, settings.connect_timeout)
             try:
                 self._receiver = ReceiverProcess(
-                    self._reactor, listener, self._heard, self._receiver_ended
+                    self._link, listener, self._heard, self._receiver_ended
                 )
             except OSError as error:
                 raise TransportUnavailable(
@@ -126,26 +134,21 @@ class TcpTransport(Transport):
             )
 
     def stop(self) -> None:
-        if self._stopped:
-            return
+        if self._stopped or os.getpid() != self._process:
+            return  # a forked child shares the sockets; to shut them down would be to end its parent's
         self._stopped = True
-        here = os.getpid() == self._process  # a forked child has neither thread nor process to stop
-        context, receiver, reactor, mover = (
-            self._context,
-            self._receiver,
-            self._reactor,
-            self._mover,
-        )
-        if context is not None and receiver is not None and here:
+        context, receiver = self._context, self._receiver
+        if context is not None and receiver is not None:
             context.publish(None)
         for endpoint in list(self._endpoints):
             endpoint.close("the engine stops")
         if receiver is not None:
             receiver.stop(_STOP_S)
-        if mover is not None:
-            mover.close_all("the transport tcp has stopped")
-        if reactor is not None and not reactor.stop(_STOP_S) and context is not None:
-            context.log.error("tcp_thread_did_not_stop", seconds=_STOP_S)
+        if self._mover is not None:
+            self._mover.close_all("the transport tcp has stopped")
+        for reactor in (self._carrier, self._link):
+            if reactor is not None and not reactor.stop(_STOP_S) and context is not None:
+                context.log.error("tcp_thread_did_not_stop", thread=reactor.name, seconds=_STOP_S)
         if receiver is not None:
             receiver.close()
 
@@ -155,7 +158,7 @@ class TcpTransport(Transport):
             return {}
         counters = receiver.counters.read()
         return {
-            "threads": 1,
+            "threads": 2,
             "processes": 0 if receiver.ended else 1,
             "endpoints": len(self._endpoints),
             "accepted_streams": 0 if receiver.ended else counters["streams"],
@@ -215,6 +218,8 @@ class TcpTransport(Transport):
             rows.append([b.id, b.generation, b.address, b.length, int(b.permission), position])
         answer = self._receiver.order("add", _ORDER_S, descriptors, buffers=rows)
         if answer["failed"]:
+            for b in buffers:
+                self.remove_buffer(b, _ORDER_S)
             buffer, reason = answer["failed"][0]
             raise TransportError(f"the receiver cannot serve buffer {buffer}: {reason}")
 
@@ -227,7 +232,7 @@ class TcpTransport(Transport):
         key = context.key
         return make_target(context.settings, key.name, key.incarnation, same, attribute.payload)
 
-    # ---------------------------------------------------------------- in the reactor's thread
+    # ---------------------------------------------------------------- in the link's thread
 
     def _heard(self, message: dict[str, Any]) -> None:
         event = message.pop("event")

@@ -40,6 +40,9 @@ from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
 TURN_BYTES = 1 << 20
 """About what one stream moves before the others have their turn."""
 
+_MESSAGE_COST = 32 << 10
+"""What a message counts for beside its bytes: they take about the same time."""
+
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 
@@ -136,7 +139,7 @@ class Connection:
         """Touch that buffer no more: what still comes for it is dropped, what is still to go are zeros."""
         task = self._task
         if task is not None and task.verdict is Verdict.OK and task.uses(buffer):
-            self._refuse(task, Verdict.REVOKED, 0, f"buffer {buffer}: {_REASONS[Verdict.REVOKED]}")
+            self._refuse(task, Verdict.REVOKED, 0, f"{_REASONS[Verdict.REVOKED]} (buffer {buffer})")
 
     def describe(self) -> dict[str, Any]:
         """Who is at the other end, for the log."""
@@ -179,6 +182,7 @@ class Connection:
             return False
         request = parse_request(memoryview(self._head)[:REQUEST_SIZE])
         self._desk.messages += 1
+        self._moved += _MESSAGE_COST
         if request.blocks == 1:
             return self._begin(
                 request, None, self._desk.registry.admit_one(request.opcode, request.row)
@@ -203,7 +207,7 @@ class Connection:
         desk, vector = self._desk, admission.vector
         if vector is None:
             buffer = request.row[0] if columns is None else int(columns[0, admission.position])
-            text = f"buffer {buffer}: {_REASONS[admission.verdict]}"
+            text = f"{_REASONS[admission.verdict]} (buffer {buffer})"
             if request.opcode == READ:
                 return self._answer(
                     pack_answer(

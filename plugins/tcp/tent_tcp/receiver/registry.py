@@ -86,8 +86,10 @@ class Registry:
             return _refused(Verdict.UNKNOWN_BUFFER)
         access = int(self._access[buffer])
         start, end = int(self._starts[buffer]), int(self._ends[buffer])
+        if end == 0:
+            return _refused(Verdict.UNKNOWN_BUFFER)  # an id that was never used
         if int(self._generations[buffer]) != generation:
-            return _refused(Verdict.STALE_BUFFER if end else Verdict.UNKNOWN_BUFFER)
+            return _refused(Verdict.STALE_BUFFER)
         if access & _GONE:
             return _refused(Verdict.REVOKED)
         if not access & (_READABLE if opcode == READ else _WRITABLE):

@@ -1,0 +1,155 @@
+"""Two real processes for a test: the transport of this one, and an owner that does what it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tcp_owner import Owner, serve
+
+from tent_core.descriptor import PeerKey, SegmentDescriptor
+from tent_core.testing.harness import Row, requests
+from tent_core.transport import Endpoint, LocalBuffer
+from tent_core.types import Opcode, Permission
+from tent_core.work import Work
+
+ANSWER_S = 30.0
+
+
+class OwnerProcess:
+    """A process with one transport and its memory. Ends with the block, however the test ends."""
+
+    def __init__(self, listen: str = "127.0.0.1", **settings: Any) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._link, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(theirs, listen, settings))
+        self.process.start()
+        theirs.close()
+        self._answer()
+        self.pid: int = self.process.pid or 0
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Have `tcp_owner.Commands.name` run there; its answer. Raises what it raised."""
+        self.tell(name, *arguments)
+        return self._answer()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """The same without the wait."""
+        self._link.send((name, arguments))
+
+    def offer(
+        self,
+        size: int,
+        *,
+        allocated: bool = True,
+        permission: Permission = Permission.GLOBAL_READ_WRITE,
+        value: int = 0,
+    ) -> LocalBuffer:
+        """A buffer there whose bytes are all `value`."""
+        buffer: LocalBuffer = self.call("offer", size, allocated, permission, value)
+        return buffer
+
+    def content(self, buffer: LocalBuffer) -> NDArray[np.uint8]:
+        """What a buffer holds there."""
+        return np.frombuffer(self.call("content", buffer.id), np.uint8)
+
+    def peer(self) -> FixedPeer:
+        """The process as a peer sees it now."""
+        return FixedPeer(self.call("snapshot"))
+
+    def signal_receiver(self, number: int) -> int:
+        """Send a signal to its receiver process; that process's id."""
+        pid: int = self.call("receiver")
+        os.kill(pid, number)
+        return pid
+
+    def kill(self) -> None:
+        """End it without a goodbye."""
+        self.process.kill()
+        self.process.join(10)
+
+    def __enter__(self) -> OwnerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+        self.process.join(5)
+        if self.process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+            self.kill()
+        self.process.close()
+
+    def _answer(self) -> Any:
+        if not self._link.poll(ANSWER_S):
+            raise AssertionError(f"the owner process {self.process.pid} did not answer")
+        answer = self._link.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class FixedPeer:
+    """A peer with one snapshot; implements `transport.Peer` and keeps `suspicions`."""
+
+    def __init__(self, segment: SegmentDescriptor) -> None:
+        self.segment = segment
+        self.suspicions: list[Exception] = []
+
+    @property
+    def key(self) -> PeerKey:
+        return self.segment.key
+
+    def bootstrap(self, payload: bytes, timeout: float) -> bytes:
+        raise NotImplementedError
+
+    def suspect(self, cause: Exception) -> None:
+        self.suspicions.append(cause)
+
+
+class Here(Owner):
+    """The side of this process."""
+
+    def __enter__(self) -> Here:
+        self.start()
+        return self
+
+
+def work(
+    endpoint: Endpoint,
+    opcode: Opcode,
+    rows: Sequence[Row],
+    *,
+    timeout: float = 20.0,
+    waiting: bool = True,
+    wait_for: float = 25.0,
+) -> Work:
+    """Submit and wait for the end, in this thread (`waiting`) or in the transport's."""
+    ended = threading.Event()
+    made = Work(
+        requests(opcode, rows),
+        lambda _: ended.set(),
+        may_block=waiting,
+        deadline=time.monotonic() + timeout,
+    )
+    endpoint.submit(made)
+    assert ended.wait(wait_for), f"not finished: {np.flatnonzero(made.status == 1)}"
+    assert made.surplus == 0
+    return made
+
+
+def process_is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "XZ"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
