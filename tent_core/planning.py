@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from tent_core.batch import Options, Rows
 from tent_core.columns import distinct, subset
+from tent_core.errors import UsageError
+from tent_core.mistakes import nearest
 from tent_core.policy import PolicyEntry, Query, Selection, TransportFacts, select, size_edges
 from tent_core.types import MemoryKind, Reach, memory_kind
 from tent_core.work import Requests
@@ -52,7 +54,11 @@ class Planner:
         same_process: bool,
         unreachable: Mapping[str, str],
     ) -> Plan:
-        """Evaluate the policy for every size class of requests between two kinds of buffers."""
+        """Evaluate the policy for every size class of requests between two kinds of buffers.
+
+        Raises UsageError when the options name an entry that the policy does not have.
+        """
+        self._check_entry(options.policy)
         kind = memory_kind(remote[0])
         out_of_reach = self._out_of_reach(same_machine, same_process)
         selections: list[Selection] = []
@@ -81,6 +87,15 @@ class Planner:
                 selections.append(found)
                 starts.append(edge)
         return Plan(np.array(starts, np.uint64), tuple(selections))
+
+    def _check_entry(self, wanted: str | None) -> None:
+        names = [entry.name for entry in self.entries]
+        if wanted is not None and wanted not in names:
+            close = nearest(wanted, names)
+            raise UsageError(
+                f"no policy entry is named {wanted!r}: the policy has {', '.join(map(repr, names))}"
+                + (f"; did you mean {close!r}?" if close else "")
+            )
 
     def _out_of_reach(self, same_machine: bool, same_process: bool) -> dict[str, str]:
         out = {}

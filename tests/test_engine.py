@@ -256,6 +256,20 @@ def test_a_hint_is_tried_first_and_failover_leaves_it(joined: Joined) -> None:
     assert batch.transports() == {"first": 64}
 
 
+def test_an_entry_that_the_policy_does_not_have_is_a_mistake_that_holds_nothing(
+    joined: Joined,
+) -> None:
+    for call in (
+        lambda: joined.segment.write(joined.local, joined.remote, policy="boht"),
+        lambda: joined.segment.write_many(joined.local, [0], joined.remote, [0], 64, policy="boht"),
+        lambda: joined.here.explain(policy="boht"),
+    ):
+        with pytest.raises(tent.UsageError, match=r"'boht'.*did you mean 'both'"):
+            call()
+    joined.local.unregister(timeout=5)
+    joined.target.unregister(timeout=5)
+
+
 def test_no_candidate_at_all_says_for_each_transport_why(make: Make) -> None:
     joined = Joined(make(), make({"transports": {"second": {"enable": True}}, "policy": ONE}))
     joined.mock("second").plan("unreachable", on="connect")
