@@ -217,6 +217,12 @@ class Connection:
         """Close the channel; nothing is left after that."""
         await self._channel.close()
         self._owner.forget(self)
+        # The connection of a channel ends with the last call that is referred to: without cycles that is now,
+        # and not when the garbage collector comes by.
+        self._following.cancel()
+        del self._following, self._unwatch
+        self._follower.release()
+        self._outbox.release()
 
     # ---------------------------------------------------------------- departure
 
@@ -359,6 +365,7 @@ class Connection:
                 return task.result()
         finally:
             task.cancel()
+            del task  # else what it raised would refer to itself
         self._raise_gone()
 
     def _check(self) -> None:

@@ -79,6 +79,11 @@ class Follower:
             self._cut = cause
             self._call.cancel()
 
+    def release(self) -> None:
+        """Refer to nothing but the last snapshot; `run` has ended or been cancelled."""
+        self._call = self._stub = None
+        self._adopted = self._departed = self._forgotten = _ignored
+
     async def run(self) -> None:
         """Keep the stream up until the peer has departed."""
         pause = FIRST_PAUSE_S
@@ -107,14 +112,11 @@ class Follower:
         writer: asyncio.Task[None] | None = None
         limit = min(self._settings.call_timeout_s, max(0.01, self._link.ends - self._loop.now()))
         try:
-            async with asyncio.timeout(limit) as greeting:
-                await call.write(self._hello())
-                if not await self._welcomed(call):
-                    return "it does not welcome the watch stream"
-                greeting.reschedule(None)
-                self._link.up()
-                writer = self._loop.spawn(self._write(call), f"acknowledge {self._key}")
-                await self._read(call)
+            if not await self._greet(call, limit):
+                return "it does not welcome the watch stream"
+            self._link.up()
+            writer = self._loop.spawn(self._write(call), f"acknowledge {self._key}")
+            await self._read(call)
             return "it ended the watch stream"
         except TimeoutError:
             return "it does not answer"
@@ -140,8 +142,15 @@ class Follower:
         )
         return pb.WatchRequest(session=self._session, acknowledged=self._acknowledged, hello=hello)
 
-    async def _welcomed(self, call: Any) -> bool:
-        message = await call.read()
+    async def _greet(self, call: Any, within: float) -> bool:
+        """Whether the peer welcomes the stream. Raises TimeoutError."""
+        limit = asyncio.timeout(within)
+        try:
+            async with limit:
+                await call.write(self._hello())
+                message = await call.read()
+        finally:
+            del limit  # it refers to the task, whose cancellation would refer to it
         if message is aio.EOF:
             return False
         self._heed(message)
@@ -178,6 +187,10 @@ class Follower:
                     await call.write(pb.WatchRequest(session=self._session, acknowledged=sent))
                     continue
                 await self._to_acknowledge.wait()
+
+
+def _ignored(*_: object, **__: object) -> None:
+    """Stands for those who are not told any more."""
 
 
 def said(error: Any) -> str:

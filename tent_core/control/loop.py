@@ -168,11 +168,15 @@ class ControlLoop:
         aio.init_grpc_aio()
 
     async def _finish(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_S / 2)
+        # What gRPC still has to do ends by itself, and complains on stderr when it is cancelled.
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, late = await asyncio.wait(others, timeout=STOP_S / 4)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=STOP_S / 4)
         await self._loop.shutdown_asyncgens()
         aio.shutdown_grpc_aio()
 

@@ -91,6 +91,10 @@ class Outbox:
         if self._pump is not None:
             self._pump.cancel()
 
+    def release(self) -> None:
+        """Refer to nothing; after `fail`."""
+        self._deliver = _undeliverable
+
     async def _run(self) -> None:
         try:
             pause = FIRST_PAUSE_S
@@ -150,3 +154,7 @@ class Outbox:
     @staticmethod
     def _taken(batch: list[_Note]) -> int:
         return sum(note.done.done() for note in batch)
+
+
+async def _undeliverable(notes: list[pb.Notification], deadline: float) -> pb.NotifyResponse.Taken:
+    raise Undelivered

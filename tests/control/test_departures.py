@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 from control_harness import (
@@ -24,6 +26,7 @@ from control_harness import (
 from tent_core.control.contract import SessionState
 from tent_core.control.link import LinkState
 from tent_core.errors import PeerDeparted, UnknownSegment
+from tent_core.testing.leaks import nothing_stays_behind
 
 SHORT = Peers(grace_s=0.5)
 OPENER = """
@@ -286,6 +289,66 @@ def test_an_opener_that_comes_again_under_its_name_departs_its_old_self() -> Non
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+# -------------------------------------------------------------------- what stays
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """No garbage collector, which would hide what only it lets go of."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_closed_connection_is_gone_at_once_with_its_snapshots() -> None:
+    with side() as it, side() as other:
+        other.connect(it.name).close()
+        connection = other.connect(it.name)
+        traces = [
+            weakref.ref(connection),
+            weakref.ref(connection._follower),
+            weakref.ref(connection._channel),
+        ]
+        connection.close()
+        del connection
+        wait_until(lambda: [t() for t in traces] == [None] * 3)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_connection_to_a_killed_peer_is_gone_when_it_is_closed() -> None:
+    listener = Listener()
+    with side() as it, Process() as peer:
+        connection = it.connect(peer.ask("me.name"), listener)
+        traces = [
+            weakref.ref(connection),
+            weakref.ref(connection._follower),
+            weakref.ref(connection._channel),
+        ]
+        peer.kill()
+        wait_until(lambda: listener.reasons)
+        connection.close()
+        del connection
+        wait_until(lambda: [t() for t in traces] == [None] * 3)
+
+
+def test_peers_that_come_and_go_leave_no_descriptor_and_no_session() -> None:
+    with side() as it, Process("pass") as peer:
+        visit = f"me = Side(); me.connect({it.name!r}).notify('n', b'', 5); me.stop()"
+        peer.run(visit)
+        it.connect(peer.run("me = Side()", "me.name")).close()
+        with nothing_stays_behind():
+            for _ in range(20):
+                peer.run(visit)
+                connection = it.connect(peer.run("me = Side()", "me.name"))
+                peer.run("me.stop()")
+                connection.close()
+        assert it.plane.sessions() == []
+        server = it.plane._server
+        assert (server._sent, server._streams, server._processes) == ({}, {}, {})
 
 
 # -------------------------------------------------------------------- the end
