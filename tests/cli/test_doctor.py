@@ -145,3 +145,29 @@ def test_rdma_devices_are_shown_with_ports_and_gids_and_what_is_missing() -> Non
 def test_a_machine_without_rdma_is_told_how_to_try_it() -> None:
     (finding,) = [f for f in devices(topology.Topology()) if f.subject == "RDMA"]
     assert "rdma_rxe" in finding.remedy
+
+
+def test_few_descriptors_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
+    finding = limits.nofile()
+    assert finding.level is Level.WARN
+    assert "256 descriptors" in finding.found
+    assert "ulimit -Hn" in finding.remedy
+
+
+def test_a_name_that_means_this_host_alone_should_not_be_advertised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resolved(*addresses: str) -> Finding:
+        answer = [(0, 0, 0, "", (a, 0)) for a in addresses]
+        monkeypatch.setattr(network.socket, "getaddrinfo", lambda *_: answer)
+        return network.host_name()
+
+    assert "to themselves" in resolved("127.0.1.1").found
+    assert resolved("10.0.0.7", "fe80::1%eth0").remedy == ""
+
+
+def test_a_machine_that_says_little_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    found = [*limits.limits(tmp_path, False), *limits.access(tmp_path), *network.network(tmp_path)]
+    assert all(f.level in (Level.OK, Level.INFO, Level.WARN) for f in found)
+    assert any(f.found == "/proc/meminfo does not say" for f in found)
