@@ -16,12 +16,14 @@ from tent_core.failover import judge
 from tent_core.log import RateLimited
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
+from tent_core.scarcity import lacks_resources
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
 from tent_core.types import Status
 from tent_core.work import Requests, Work
 
 Overrule = Callable[[LivePeer, Group], tuple[str, ...]]
+Relieve = Callable[[LivePeer], bool]
 Observe = Callable[[LivePeer, str, int, int, int], None]
 
 
@@ -41,6 +43,7 @@ class Dispatcher:
         self.progress = SerialQueue("tent-progress")
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
+        self.relieve: Relieve | None = None
         self._failures = RateLimited(log)
 
     def close(self, timeout: float) -> None:
@@ -179,6 +182,12 @@ class _Carry:
         if not self._next():
             self._exhausted()
             return None
+        work = self._submit()
+        if work is not None and work.causes and self._for_lack_of_resources(work):
+            work = self._submit()
+        return work
+
+    def _submit(self) -> Work | None:
         self._began = time.monotonic()
         work = Work(
             self._requests, self._finished, may_block=self._may_block, deadline=self._deadline
@@ -199,6 +208,17 @@ class _Carry:
             work.fail(cause, fenced=False)
         self._submitting = 0
         return work if self._ended_inline else None
+
+    def _for_lack_of_resources(self, work: Work) -> bool:
+        """Whether all of `work` was refused for lack of what idle peers hold, and some have let go."""
+        relieve = self._dispatcher.relieve
+        return (
+            relieve is not None
+            and self._may_block
+            and not work.status.any()  # INITIAL: nothing was accepted
+            and lacks_resources(work.causes[0].cause)
+            and relieve(self._peer)
+        )
 
     def _next(self) -> bool:
         if not self._left or len(self._tries) >= self._dispatcher.max_tries:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
-import contextlib
 import os
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from tent_core import memory
 from tent_core.batch import Options
 from tent_core.control.contract import Notification
 from tent_core.descriptor import PeerKey, SegmentDescriptor
-from tent_core.errors import ClosedError, PeerDeparted, TransportError, UsageError
+from tent_core.errors import ClosedError, TransportError, UsageError
 from tent_core.inbox import Inbox
 from tent_core.inflight import Deadline
 from tent_core.memory import Buffer, BufferSlice, Memory
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from tent_core.plugins import Registry
     from tent_core.policy import Selection
     from tent_core.remote import Segment
+    from tent_core.roster import PeerInfo
 
 DEFAULT_CLOSE_S = 5.0
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -66,18 +66,15 @@ class Engine:
         from tent_core.control.plane import ControlPlane
         from tent_core.dispatch import Dispatcher
         from tent_core.hooks import Hooks
-        from tent_core.peers import Owner
         from tent_core.planning import Planner
         from tent_core.plugins import discover
         from tent_core.registry import BufferRegistry
+        from tent_core.roster import Roster
         from tent_core.runner import Transports
 
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.Lock()
-        self._released = threading.Condition(self._lock)
-        self._peers: dict[str, LivePeer] = {}
-        self._opening: dict[str, threading.Lock] = {}
         registry = plugins if plugins is not None else discover()
         self.settings = configuration.load(config, registry)
         self._log = log.configure(self.settings.log)
@@ -116,18 +113,20 @@ class Engine:
             self._buffers = BufferRegistry(
                 self._segment, self._transports, self._control, self._log
             )
-            self._control.serve(self._segment, _Handler(self))
-            self._peer_owner = Owner(
+            self.roster = Roster(
                 self._host,
                 self._transports,
+                self._hooks,
+                self.stats_,
                 self._log,
                 self._control.connect,
-                self._refreshed,
-                self._retired,
-                self._gone,
-                self._later,
+                self._control.most_peers,
+                {"engine": self},
             )
-            self._control.every(_tick_of(self.settings.peers.idle_timeout_s), self._retire_idle)
+            self.dispatcher.relieve = self.roster.relieve
+            self._control.serve(self._segment, _Handler(self))
+            idle = self.settings.peers.idle_timeout_s
+            self._control.every(_tick_of(idle), partial(self.roster.retire_idle, idle))
         except BaseException:
             self._transports.stop()
             self._control.stop(1.0)
@@ -274,136 +273,20 @@ class Engine:
     # ---------------------------------------------------------------- peers
 
     def open_segment(self, name: str, timeout: float | None = None) -> Segment:
-        """Open the segment of the engine that answers at `name`, or reuse the live peer.
+        """Open the segment of the engine that answers at `name`, or reuse the peer that is known.
 
-        Raises UnknownSegment when nobody answers within `timeout` seconds (default `control.call_timeout_s`).
+        Raises UnknownSegment when nobody answers within `timeout` seconds (default `control.call_timeout_s`),
+        PeerRefused when the engine there takes no more peers.
         """
         from tent_core.remote import Segment
 
         self.check_open()
-        deadline = Deadline(self.call_timeout(timeout))
-        with self._lock:
-            turn = self._opening.setdefault(name, threading.Lock())
-        if not turn.acquire(timeout=deadline.left):
-            raise TransportError(
-                f"another thread is opening segment {name} and has not ended; try again"
-            )
-        try:
-            peer = self._open(name, deadline.left)
-        finally:
-            turn.release()
-            with self._lock:
-                self._opening.pop(name, None)
-        first = False
-        with self._lock:
-            peer.handles += 1
-            first = peer.handles == 1
-        if first:
-            self._hooks.fire("tent_segment_opened", engine=self, segment=peer.segment)
-        return Segment(self, peer)
+        return Segment(self, self.roster.open(name, self.call_timeout(timeout)))
 
-    def _known_peer(self, name: str) -> LivePeer | None:
-        with self._lock:
-            peer = self._peers.get(name)
-        return peer if peer is not None and peer.departed is None else None
-
-    def _open(self, name: str, timeout: float) -> LivePeer:
-        """The peer behind a name: the known one, woken if it was retired, or a new one."""
-        peer = self._known_peer(name)
-        if peer is None:
-            return self._connect(name, timeout)
-        try:
-            peer.begin(timeout)
-        except PeerDeparted:  # it came back as another incarnation
-            return self._connect(name, timeout)
-        peer.end()
-        return peer
-
-    def _connect(self, name: str, timeout: float) -> LivePeer:
-        from tent_core.peers import Listener, LivePeer
-
-        listener = Listener()
-        connection = self._control.connect(name, timeout, listener)
-        # The engine that answers may be a peer that was opened under another of its names.
-        made_for = connection.listener
-        peer = made_for.peer if isinstance(made_for, Listener) else None
-        if peer is None:
-            peer = self._known_peer(connection.key.name)
-            if peer is None or peer.key != connection.key:
-                peer = LivePeer(self._peer_owner, listener, connection)
-            else:
-                peer.adopt(listener, connection)
-        with self._lock:
-            closed = self._closed
-            if not closed and peer.departed is None:
-                self._peers[peer.key.name] = peer
-        if closed:
-            peer.depart("the engine was closed")
-            raise ClosedError("the engine was closed while a segment was being opened")
-        peer.check_alive()
-        return peer
-
-    def _later(self, call: Callable[[], None]) -> None:
-        with contextlib.suppress(ClosedError):
-            self.dispatcher.progress.submit(call)
-
-    def handle_closed(self, peer: LivePeer) -> None:
-        """A handle was given back; the peer itself stays, so that reopening costs no handshake."""
-        with self._lock:
-            peer.handles -= 1
-            last = peer.handles == 0
-        if last and not self._closed:
-            self._hooks.fire("tent_segment_closed", engine=self, peer=peer.key)
-
-    def _refreshed(self, peer: LivePeer, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
-        before = {(b.id, b.generation) for b in old.buffers.values()}
-        after = {(b.id, b.generation) for b in new.buffers.values()}
-        self._hooks.fire(
-            "tent_segment_refreshed",
-            engine=self,
-            segment=new,
-            added=tuple(sorted(i for i, _ in after - before)),
-            removed=tuple(sorted(i for i, _ in before - after)),
-        )
-
-    def _retire_idle(self) -> None:
-        """Let go of peers that nothing here has used for long. On the control thread."""
-        at_least = self.settings.peers.idle_timeout_s
-        with self._lock:
-            peers = list(self._peers.values())
-        for peer in peers:
-            if peer.retire(at_least, f"idle for {at_least:g} s"):
-                continue
-
-    def _retired(self, peer: LivePeer) -> None:
-        """Nothing is held for an idle peer any more; it is forgotten as well unless a handle keeps it."""
-        with self._lock:
-            if peer.handles == 0 and self._peers.get(peer.key.name) is peer:
-                del self._peers[peer.key.name]
-
-    def _gone(self, peer: LivePeer) -> None:
-        """A departed peer's endpoints are closed and no transfer of ours touches its memory: forget it."""
-        with self._lock:
-            if self._peers.get(peer.key.name) is peer:
-                del self._peers[peer.key.name]
-            self._released.notify_all()
-        if not self._closed:  # else the control plane says goodbye to everybody at once
-            self._later(lambda: peer.connection.close(peer.departed or ""))
-        self._log.info("peer_departed", peer=str(peer.key), reason=peer.departed)
-        self._hooks.fire("tent_peer_departed", engine=self, peer=peer.key, reason=peer.departed)
-
-    def session_departed(self, info: SessionInfo, reason: str) -> None:
-        """A peer that opened this engine is gone: let the transports free what they made for it."""
-        for running in self._transports:
-            with contextlib.suppress(ClosedError):
-                running.calls.submit(partial(_released, running, info.key, reason))
-        if self._known_peer(info.key.name) is None:
-            self._hooks.fire("tent_peer_departed", engine=self, peer=info.key, reason=reason)
-
-    def peers(self) -> list[PeerKey]:
-        """The live peers that this engine opened."""
-        with self._lock:
-            return [p.key for p in self._peers.values() if p.departed is None]
+    def peers(self) -> list[PeerInfo]:
+        """Every peer that this engine opened, or that opened it, as it is now."""
+        self.check_open()
+        return self.roster.infos(self._control.sessions())
 
     # ---------------------------------------------------------------- notifications
 
@@ -492,25 +375,16 @@ class Engine:
             transports[name] = counters
         for running in self._transports:
             transports[running.name]["holdings"] = dict(running.transport.holdings())
-        with self._lock:
-            peers = list(self._peers.values())
         buffers = self._buffers.all()
         return {
             "engine": self.segment_name,
             "transports": transports,
-            "peers": {
-                str(p.key): {
-                    "transports": self.stats_.of_peer(p.counters),
-                    "holdings": p.holdings(),
-                }
-                for p in peers
-            },
+            "peers": {f"{p.name}#{p.incarnation[:8]}": p.as_dict() for p in self.peers()},
             "buffers": {
                 "count": len(buffers),
                 "bytes": sum(b.length for b in buffers),
                 "allocated": sum(b.local.memory_fd >= 0 for b in buffers),
             },
-            "sessions": len(self._control.sessions()),
             "failovers": self.stats_.failovers,
             "notifications": {"waiting": len(self.inbox), "received": self.inbox.received},
         }
@@ -530,14 +404,10 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            peers = list(self._peers.values())
         deadline = Deadline(DEFAULT_CLOSE_S if timeout is None else timeout)
         self._hooks.fire("tent_engine_stopping", engine=self)
         self.inbox.close()
-        for peer in peers:
-            peer.depart("the engine was closed")
-        with self._lock:
-            self._released.wait_for(lambda: not self._peers, deadline.left)
+        self.roster.close(deadline.left)
         self._control.leave(max(0.2, min(deadline.left, 1.0)))
         held = self._buffers.withdraw_all(Deadline(min(deadline.left, 2.0)))
         self._control.stop(max(0.2, min(deadline.left, 2.0)))
@@ -574,7 +444,7 @@ class Engine:
             if self._closed
             else ", ".join(sorted(self._transports.numbers)) or "no transports"
         )
-        return f"<Engine {self.segment_name} ({state}), {len(self._peers)} peers>"
+        return f"<Engine {self.segment_name} ({state}), {len(self.roster)} peers opened>"
 
     # ---------------------------------------------------------------- times, for the handles
 
@@ -620,24 +490,20 @@ class _Handler:
 
     def session_opened(self, info: SessionInfo) -> None:
         """A peer opened this engine's segment."""
+        engine = self._engine()
+        if engine is not None:
+            engine.roster.session_opened(info)
 
     def session_departed(self, info: SessionInfo, reason: str) -> None:
         """A peer that opened this engine's segment is gone."""
         engine = self._engine()
         if engine is not None and not engine._closed:
-            engine.session_departed(info, reason)
+            engine.roster.session_departed(info, reason)
 
 
 def _tick_of(idle_timeout_s: float) -> float:
     """How often to look for idle peers: often enough to be an eighth late at most."""
     return min(10.0, max(0.02, idle_timeout_s / 8))
-
-
-def _released(running: Any, key: PeerKey, reason: str) -> None:
-    try:
-        running.transport.release(key, reason)
-    except Exception as error:
-        running.log.error("transport_raised", doing="release", peer=str(key), error=repr(error))
 
 
 @atexit.register

@@ -277,7 +277,7 @@ class Segment:
         """Give the handle back. The peer stays connected for a while, so that reopening costs nothing."""
         if not self._closed:
             self._closed = True
-            self._engine.handle_closed(self._peer)
+            self._engine.roster.handle_closed(self._peer)
 
     def _check_open(self) -> None:
         if self._closed:

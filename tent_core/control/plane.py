@@ -54,10 +54,12 @@ class ControlPlane:
     def __init__(self, control: ControlSettings, peers: PeerSettings, log: Any) -> None:
         self._settings = control
         self._loop = acquire(log)
+        self.most_peers = most_peers(raise_descriptor_limit(), peers.max)
+        """How many peers this engine keeps each way: `peers.max`, or what the limit of descriptors allows."""
         sessions = Sessions(
             host.identify(),
             peers.grace_s,
-            most_peers(raise_descriptor_limit(), peers.max),
+            self.most_peers,
             lambda: secrets.randbits(64),
         )
         self._server = ControlServer(self._loop, control, sessions, log, self._peer_connected)
