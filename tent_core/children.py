@@ -28,6 +28,10 @@ class ChildFailed(TentError):
         self.trace = trace
 
 
+class NobodyLeft(ChildFailed):
+    """Every child has ended without an error, and without saying what was waited for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that a child said: who, what kind, and any picklable value."""
@@ -124,14 +128,14 @@ class Children:
     def next_event(self, timeout: float, what: str) -> Event:
         """The next thing that any child says. `what` says in an error what was waited for.
 
-        Raises ChildFailed when a child has failed or died or all have ended, WaitTimeout after
-        `timeout` seconds.
+        Raises ChildFailed when a child has failed or died, NobodyLeft when all have ended, WaitTimeout
+        after `timeout` seconds.
         """
         end = time.monotonic() + timeout
         while True:
             running = {c.connection: c for c in self._children if c not in self._finished}
             if not running:
-                raise ChildFailed(f"every process ended before {what}")
+                raise NobodyLeft(f"every process ended before {what}")
             ready = wait(list(running), max(0.0, end - time.monotonic()))
             if not ready:
                 names = " and ".join(c.name for c in running.values())
