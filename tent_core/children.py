@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import select
@@ -80,8 +81,9 @@ class Child:
         theirs.close()
 
     def tell(self, command: Any) -> None:
-        """Give the child a command, for its `Link.hear`."""
-        self.connection.send(command)
+        """Give the child a command, for its `Link.hear`. That it has died shows in `next_event`."""
+        with contextlib.suppress(OSError):
+            self.connection.send(command)
 
     def stop(self) -> None:
         """End it within some seconds: wait if it has finished already, else SIGTERM, else SIGKILL."""
@@ -194,5 +196,8 @@ def _die_with(parent: int) -> None:
         process = os.pidfd_open(parent)
     except OSError:
         os._exit(1)
-    select.select([process], [], [])
+    if os.getppid() == parent:  # else the number may already be another process's
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.poll()
     os._exit(1)
