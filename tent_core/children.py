@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import select
@@ -26,6 +27,10 @@ class ChildFailed(TentError):
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
         self.trace = trace
+
+
+class NobodyLeft(ChildFailed):
+    """Every child has ended without an error, and without saying what was waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,9 @@ class Child:
         theirs.close()
 
     def tell(self, command: Any) -> None:
-        """Give the child a command, for its `Link.hear`."""
-        self.connection.send(command)
+        """Give the child a command, for its `Link.hear`. That it has died shows in `next_event`."""
+        with contextlib.suppress(OSError):
+            self.connection.send(command)
 
     def stop(self) -> None:
         """End it within some seconds: wait if it has finished already, else SIGTERM, else SIGKILL."""
@@ -124,14 +130,14 @@ class Children:
     def next_event(self, timeout: float, what: str) -> Event:
         """The next thing that any child says. `what` says in an error what was waited for.
 
-        Raises ChildFailed when a child has failed or died or all have ended, WaitTimeout after
-        `timeout` seconds.
+        Raises ChildFailed when a child has failed or died, NobodyLeft when all have ended, WaitTimeout
+        after `timeout` seconds.
         """
         end = time.monotonic() + timeout
         while True:
             running = {c.connection: c for c in self._children if c not in self._finished}
             if not running:
-                raise ChildFailed(f"every process ended before {what}")
+                raise NobodyLeft(f"every process ended before {what}")
             ready = wait(list(running), max(0.0, end - time.monotonic()))
             if not ready:
                 names = " and ".join(c.name for c in running.values())
@@ -190,5 +196,8 @@ def _die_with(parent: int) -> None:
         process = os.pidfd_open(parent)
     except OSError:
         os._exit(1)
-    select.select([process], [], [])
+    if os.getppid() == parent:  # else the number may already be another process's
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.poll()
     os._exit(1)

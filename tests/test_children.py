@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tent_core.children import ChildFailed, Children, Link
+from tent_core.children import ChildFailed, Children, Link, NobodyLeft
 from tent_core.errors import UsageError, WaitTimeout
 
 BOUND_S = 30.0
@@ -130,7 +130,7 @@ def test_silence_ends_in_an_error_that_names_who_was_silent() -> None:
 def test_children_that_have_all_finished_say_nothing_more() -> None:
     with Children() as children:
         children.start("anna", echo)
-        with pytest.raises(ChildFailed, match="every process ended before a word"):
+        with pytest.raises(NobodyLeft, match="every process ended before a word"):
             children.next_event(BOUND_S, "a word")
 
 

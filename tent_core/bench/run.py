@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +29,11 @@ class BenchOptions:
     buffer: str = BUFFER_NAME
 
 
-def bench(options: BenchOptions) -> Iterator[Measurement]:
-    """Measure each case; this process is the initiator. Raises TentError."""
+def bench(options: BenchOptions) -> Generator[Measurement, None, None]:
+    """Measure each case; this process is the initiator. Raises TentError.
+
+    Closing the generator ends the target and the engine.
+    """
     from tent_core.engine import Engine
 
     if options.busy.initiator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,11 +122,13 @@ def command(
     )
     if not as_json:
         console.say(_COLUMNS)
-    for measurement in bench(options):
-        if as_json:
-            console.emit(measurement.as_json())
-        else:
-            console.say(_row(measurement))
+    # Closed here, and not when the garbage is collected, so that the target never outlives an error.
+    with closing(bench(options)) as measurements:
+        for measurement in measurements:
+            if as_json:
+                console.emit(measurement.as_json())
+            else:
+                console.say(_row(measurement))
 
 
 def _row(found: Measurement) -> str:

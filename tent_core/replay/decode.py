@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tent_core.descriptor import PeerKey
 from tent_core.errors import TentError
 from tent_core.replay.errors import ReplayError
 from tent_core.replay.geometry import PAGES_PER_BLOCK, Geometry
-from tent_core.replay.messages import VERSION, Mailbox, Message, expected, send
+from tent_core.replay.messages import VERSION, Mailbox, Message, expected, hashes_of, send
 from tent_core.replay.pattern import PoolView, Verdict
 from tent_core.replay.pool import PagedPool, Placement
 
@@ -113,7 +115,7 @@ class Decode:
             )
             send(segment, grant, self._timeout)
             expected(self._next(sender, _BLOCKS), "complete", _BLOCKS)
-            verdict = view.verify(want.arrays["hashes"], placement.pages)
+            verdict = view.verify(hashes_of(placement.hashes), placement.pages)
             pool.release(placement)
             received = _add(received, geometry, placement, verdict)
             checked = Message("checked", _checked(geometry, placement, verdict))
@@ -134,19 +136,16 @@ def _geometry(hello: Message) -> Geometry:
             f"prefill speaks version {fields.get('version')} of the replay's messages, decode "
             f"version {VERSION}: install the same version of tent-core on both sides"
         )
-    layers, token_bytes, parts = (_size(fields, k) for k in ("layers", "token_bytes", "parts"))
+    layers, token_bytes, parts = map(hello.number, ("layers", "token_bytes", "parts"))
+    if not (0 < layers < 1 << 16 and 0 < token_bytes < 1 << 32 and parts in (1, 2)):
+        raise ReplayError(f"a hello with a geometry that cannot be: {dict(fields)}")
     return Geometry(str(fields.get("model")), layers, token_bytes, parts)
 
 
-def _size(fields: Mapping[str, Any], key: str) -> int:
-    value = fields.get(key)
-    if not isinstance(value, int) or not 0 < value < 1 << 32:
-        raise ReplayError(f"a hello without a geometry: {key} is {value!r}")
-    return value
-
-
 def _acquire(pool: PagedPool, geometry: Geometry, want: Message) -> Placement:
-    hashes = want.arrays["hashes"].tolist()
+    hashes = want.column("hashes", np.uint64).tolist()
+    if len(set(hashes)) != len(hashes):
+        raise ReplayError("a request that names a block twice")
     geometry.check_fits(len(hashes), pool.pages * geometry.page_bytes, "a request")
     return pool.acquire(hashes)
 

@@ -45,6 +45,22 @@ class Message:
     fields: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
+    def number(self, name: str) -> int:
+        """A field that is a whole number of at least 0. Raises ReplayError."""
+        value = self.fields.get(name)
+        if not isinstance(value, int) or not 0 <= value < 1 << 63:
+            raise ReplayError(f"a message {self.kind!r} in which {name} is {value!r}")
+        return value
+
+    def column(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        """An array of that type. Raises ReplayError."""
+        found = self.arrays.get(name)
+        if found is None or found.dtype != np.dtype(dtype):
+            raise ReplayError(
+                f"a message {self.kind!r} without a column {name} of {dtype.__name__}"
+            )
+        return found
+
 
 def encode(message: Message) -> list[bytes]:
     """The payloads that carry a message, at least one, in the order in which they must be sent."""

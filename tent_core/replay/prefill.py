@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tent_core.errors import TentError
+from tent_core.replay.errors import ReplayError
 from tent_core.replay.geometry import PAGES_PER_BLOCK, Geometry, Pages
 from tent_core.replay.messages import VERSION, Mailbox, Message, hashes_of, send
 from tent_core.replay.pattern import PoolView
@@ -64,7 +66,8 @@ class Prefill:
         progress: Callable[[Tally], None],
     ) -> Report:
         target, pages = self._introduce(segment)
-        check_requests(requests, self._geometry, pages * self._geometry.page_bytes)
+        smaller = min(pages, self._view.pages)
+        check_requests(requests, self._geometry, smaller * self._geometry.page_bytes)
         tally = Tally()
         for request in requests:
             self._replay(segment, target, pages, request, tally)
@@ -85,7 +88,7 @@ class Prefill:
         welcome = self._answer(
             segment, "welcome", "decode's answer (it may be busy with another replay)"
         )
-        return segment.buffer(str(welcome.fields["buffer"])), int(welcome.fields["pages"])
+        return segment.buffer(str(welcome.fields.get("buffer"))), welcome.number("pages")
 
     def _replay(
         self,
@@ -98,8 +101,7 @@ class Prefill:
         hashes = hashes_of(request.hashes)
         send(segment, Message("want", arrays={"hashes": hashes}), self._timeout)
         grant = self._answer(segment, "grant", "pages for a request")
-        missing = grant.arrays["fresh"]
-        pages = grant.arrays["pages"].reshape(-1, PAGES_PER_BLOCK)
+        missing, pages = _granted(grant, len(hashes), target_pages)
         if len(pages):
             self._transfer(segment, target, target_pages, hashes[missing].tolist(), pages, tally)
         else:
@@ -108,9 +110,9 @@ class Prefill:
         tally.requests += 1
         tally.blocks_sent += len(pages)
         tally.blocks_reused += len(hashes) - len(pages)
-        tally.pieces_checked += int(checked.fields["pieces"])
-        tally.mismatches += int(checked.fields["mismatches"])
-        tally.first_mismatch = tally.first_mismatch or str(checked.fields["first"])
+        tally.pieces_checked += checked.number("pieces")
+        tally.mismatches += checked.number("mismatches")
+        tally.first_mismatch = tally.first_mismatch or str(checked.fields.get("first", ""))
 
     def _transfer(
         self,
@@ -141,6 +143,15 @@ class Prefill:
 
     def _answer(self, segment: Segment, kind: str, what: str) -> Message:
         return self._mailbox.expect(kind, segment.descriptor.key, self._timeout, what)
+
+
+def _granted(grant: Message, blocks: int, pool_pages: int) -> tuple[NDArray[np.bool_], Pages]:
+    """Which blocks are missing at the receiver, and the pages that await them."""
+    missing, pages = grant.column("fresh", np.bool_), grant.column("pages", np.int64)
+    inside = (pages >= 0) & (pages < pool_pages)
+    if len(missing) != blocks or len(pages) != missing.sum() * PAGES_PER_BLOCK or not inside.all():
+        raise ReplayError("a grant of pages that does not fit the request")
+    return missing, pages.reshape(-1, PAGES_PER_BLOCK)
 
 
 def check_requests(requests: Sequence[TraceRequest], geometry: Geometry, pool_bytes: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tent_core.children import ChildFailed, Children, Event, Link
+from tent_core.children import ChildFailed, Children, Event, Link, NobodyLeft
 from tent_core.errors import WaitTimeout
 from tent_core.replay.decode import Received
 from tent_core.replay.errors import Refused, ReplayError
@@ -99,10 +99,10 @@ def _cause(children: Children, refused: Event) -> Exception:
     """The error of the other side, which is why this one was refused."""
     try:
         _await(children, "nothing else", _CAUSE_S, "the error of the other process")
+    except (NobodyLeft, WaitTimeout):
+        return ReplayError(f"{refused.child}: {refused.value}")
     except ChildFailed as error:
         return error
-    except WaitTimeout:
-        return ReplayError(f"{refused.child}: {refused.value}")
     raise AssertionError("unreachable")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -69,10 +70,8 @@ def test_a_contender_that_fails_or_hangs_is_reported(compare: ModuleType) -> Non
 
 
 def test_the_limits_of_the_machine_are_measured() -> None:
-    from subprocess import run
-
     script = (sys.executable, str(BENCHMARKS / "peerbench.py"), "--seconds=0", "--case=4096x10")
-    done = run(
+    done = subprocess.run(
         (*script, "--peer=cma", "--peer=tcp"),
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ import pytest
 from tent_core.replay.decode import Decode, Received
 from tent_core.replay.errors import PoolTooSmall, Refused, ReplayError
 from tent_core.replay.geometry import Geometry
-from tent_core.replay.messages import Stopped
+from tent_core.replay.messages import Mailbox, Message, Stopped, hashes_of, send
 from tent_core.replay.prefill import Prefill
 from tent_core.replay.report import Report
 from tent_core.replay.trace import TraceRequest
@@ -189,3 +189,68 @@ def test_the_document_has_the_promised_keys(engines: Any) -> None:
     ]  # fmt: skip
     assert list(document["latency_ms"]) == ["p50", "p99"]
     assert document["seconds"] > 0
+
+
+def test_a_request_larger_than_the_senders_own_pool_says_so_too(engines: Any) -> None:
+    prefill, decode = roles(engines, 20)
+    serving = in_thread(decode.serve)
+    with pytest.raises(PoolTooSmall, match="request 1 of the trace has 9 blocks"):
+        prefill.run("decode:2", (request(*range(9)),))
+    with pytest.raises(Refused):
+        serving.result(TIMEOUT)
+
+
+HELLO = {"version": 1, "model": "tiny", "layers": 2, "token_bytes": 4, "parts": 2}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Message("hello", {**HELLO, "version": 2}), "install the same version of tent-core"),
+        (Message("hello", {**HELLO, "layers": None}), "layers is None"),
+        (Message("hello", {**HELLO, "parts": 3}), "a geometry that cannot be"),
+        (Message("want"), "without a column hashes"),
+        (Message("want", arrays={"hashes": np.arange(3)}), "without a column hashes of uint64"),
+        (Message("want", arrays={"hashes": hashes_of([1, 1])}), "names a block twice"),
+        (Message("want", arrays={"hashes": hashes_of(range(9))}), "a request has 9 blocks"),
+        (Message("grant"), "expected the next request, found a message 'grant'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(
+    engines: Any, message: Message, reason: str
+) -> None:
+    _, decode = roles(engines, 4)
+    serving = in_thread(decode.serve)
+    with engines[0].open_segment("decode:2") as segment:
+        if message.kind != "hello":
+            send(segment, Message("hello", HELLO), TIMEOUT)
+        send(segment, message, TIMEOUT)
+    box = Mailbox(engines[0])
+    answers = [box.take(TIMEOUT, "an answer")[1] for _ in range(1 + (message.kind != "hello"))]
+    assert answers[-1].kind == "refused"
+    assert reason in answers[-1].fields["reason"]
+    with pytest.raises(ReplayError):
+        serving.result(TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"fresh": np.ones(1, bool), "pages": np.arange(31)},
+        {"fresh": np.ones(2, bool), "pages": np.arange(64)},
+        {"fresh": np.ones(1, bool), "pages": np.arange(1000, 1032)},
+        {"fresh": np.ones(1, bool), "pages": np.arange(-1, 31)},
+    ],
+)
+def test_a_grant_that_does_not_fit_is_an_error_and_nothing_is_written(
+    engines: Any, arrays: Any
+) -> None:
+    prefill, _ = roles(engines, 4)
+    engines[0].sent = lambda here, there: pytest.fail("something was written")
+    running = in_thread(lambda: prefill.run("decode:2", (request(7),)))
+    with engines[1].open_segment("prefill:1") as segment:
+        send(segment, Message("welcome", {"pages": 128, "buffer": "pool"}), TIMEOUT)
+        send(segment, Message("grant", arrays=arrays), TIMEOUT)
+    with pytest.raises(ReplayError, match="grant"):
+        running.result(TIMEOUT)

@@ -114,20 +114,22 @@ class ShmTransport(Transport):
         deadline = time.monotonic() + STOP_TIMEOUT_S
         context, self._context = self._context, None
         tools, self._tools = self._tools, None
-        if context is None or tools is None:
-            return
-        context.publish(None)
+        page, self._page = self._page, None
+        if context is not None:
+            context.publish(None)
         with self._lock:
             endpoints = list(self._endpoints)
         for endpoint in endpoints:
             endpoint.close("shm stops")
-        stopped = tools.pool.stop(max(0.0, deadline - time.monotonic()))
-        ended = tools.keeper.stop(max(0.1, deadline - time.monotonic()))
-        if ended and self._page is not None:
-            self._page.close()
-            self._page = None
-        if not (stopped and ended):
-            context.log.warning("shm_threads_outlive_stop", copying=not stopped, keeper=not ended)
+        if tools is not None:
+            copying = not tools.pool.stop(max(0.0, deadline - time.monotonic()))
+            serving = not tools.keeper.stop(max(0.1, deadline - time.monotonic()))
+            if copying or serving:
+                tools.log.warning("shm_threads_outlive_stop", copying=copying, serving=serving)
+            if serving:
+                return  # the keeper still uses the page
+        if page is not None:
+            page.close()
 
     def holdings(self) -> Mapping[str, int]:
         threads = 0 if self._tools is None else 1 + len(self._tools.pool)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import shm_owners as owners
-from shm_harness import TIMEOUT, Node, Owner, Pair, Row, pair, requests, submit
+from shm_harness import TIMEOUT, Context, Node, Owner, Pair, Row, pair, requests, submit
 
-from tent_core.errors import StaleHandle, TentError, TransportError
+from tent_core.descriptor import PeerKey
+from tent_core.errors import StaleHandle, TentError, TransportError, TransportUnavailable
 from tent_core.testing import holding, wait_until
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
@@ -18,6 +19,7 @@ from tent_shm import stream
 from tent_shm.keeper import Keeper
 from tent_shm.page import IdentityPage
 from tent_shm.pool import Pool
+from tent_shm.transport import ShmTransport
 
 MIB = owners.MIB
 ROWS = [(0, i * 1000, number, i * 1000, 900) for i, number in enumerate((0, 1, 2, 3))]
@@ -259,9 +261,32 @@ def test_starting_and_stopping_leaves_nothing_behind_also_with_open_connections(
 
 
 def test_a_transport_that_never_started_can_be_stopped() -> None:
-    from tent_shm.transport import ShmTransport
-
     ShmTransport().stop()
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("tent_shm.page.syscalls.set_robust_list", OSError(38, "Function not implemented")),
+        ("tent_shm.page.syscalls.set_robust_list", NotImplementedError("not on this machine")),
+        ("tent_shm.keeper.select.epoll", OSError(24, "Too many open files")),
+        ("tent_shm.page.syscalls.map_shared", OSError(12, "Cannot allocate memory")),
+    ],
+)
+def test_a_start_that_fails_half_way_is_unavailable_and_leaves_nothing_behind(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    before = holding()
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fail)
+        transport = ShmTransport()
+        with pytest.raises(TransportUnavailable, match=str(error.args[-1])):
+            transport.start(Context(PeerKey("here:1", bytes(16))))
+        transport.stop()
+    wait_until(lambda: holding().beyond(before) == [])
 
 
 def test_a_removed_local_buffer_is_forgotten_and_a_newer_one_with_its_id_is_not() -> None:
