@@ -385,6 +385,7 @@ class Engine:
                 "bytes": sum(b.length for b in buffers),
                 "allocated": sum(b.local.memory_fd >= 0 for b in buffers),
             },
+            "sessions": len(self._control.sessions()),
             "failovers": self.stats_.failovers,
             "notifications": {"waiting": len(self.inbox), "received": self.inbox.received},
         }
