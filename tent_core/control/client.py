@@ -177,6 +177,9 @@ class ControlClient:
             if isinstance(error, WaitTimeout | PeerDeparted):
                 raise UnknownSegment(f"segment {name} cannot be opened: {error}") from None
             raise
+        if connection.departed is not None:  # between the snapshot and now
+            self.part(connection, connection.end("it could not be opened"))
+            raise UnknownSegment(f"segment {name} cannot be opened: {connection.departed}")
         self._live[connection.key.name] = connection
         return connection
 
@@ -245,7 +248,7 @@ def _stub(channel: Any) -> Any:
 def _target(where: Address) -> str:
     """`where` as gRPC names it; IP addresses are not asked of the name service."""
     if address.is_v6(where.host):
-        return f"ipv6:{where}"
+        return f"ipv6:{str(where).replace('%', '%25')}"  # RFC 6874: a zone in a URI
     return f"ipv4:{where}" if where.host.replace(".", "").isdigit() else f"dns:///{where}"
 
 

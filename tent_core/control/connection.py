@@ -168,6 +168,8 @@ class Connection:
         Waits for the answer at most `control.call_timeout_s`. If the peer cannot be reached it returns at
         once, and delivery goes on in the background.
         """
+        if self._closed:
+            return
         if self._loop.here:
             self._loop.spawn(self.end(reason), f"close {self.key}")
         else:

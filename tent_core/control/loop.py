@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import resource
 import threading
@@ -107,12 +108,18 @@ class ControlLoop:
                 raise UsageError(
                     "a call that waits was made on the control thread: use another thread"
                 )
+            if self._loop.is_closed():
+                raise ClosedError("the control thread has ended: its last engine was closed")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except BaseException:
             work.close()
             raise
         try:
             return future.result(timeout + _MARGIN_S)
+        except concurrent.futures.CancelledError:
+            raise ClosedError(
+                "the control thread ended meanwhile: its last engine was closed"
+            ) from None
         except TimeoutError:
             if future.done():
                 return future.result(0)

@@ -31,6 +31,9 @@ from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TentError
 from tent_core.segments import LocalSegment
 
+LAST_WORDS_S = 1.0
+"""How long the last message of a watch stream may take to be written."""
+
 _CANCELLED_S = 0.2
 """What calls that still run get when the server stops."""
 
@@ -43,9 +46,11 @@ class Malformed:
 
 
 class _Stream:
-    """The watch stream that is attached to a session."""
+    """The watch stream that is attached to a session. Made in the task that serves it."""
 
     def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._limit: asyncio.TimerHandle | None = None
         self.wake = asyncio.Event()
         self.last: pb.WatchResponse | None = None
         """What is said last; the stream ends with it."""
@@ -53,10 +58,18 @@ class _Stream:
         self.mistake: str | None = None
 
     def end(self, last: pb.WatchResponse | None) -> None:
-        """End the stream, saying `last` if anything."""
+        """End the stream, saying `last` if anything; a peer that does not read is not waited for."""
         self.last = last
         self.ended = True
         self.wake.set()
+        if self._limit is None and self._task is not None:
+            self._limit = self._task.get_loop().call_later(LAST_WORDS_S, self._task.cancel)
+
+    def close(self) -> None:
+        """The task that serves the stream has ended."""
+        if self._limit is not None:
+            self._limit.cancel()
+        self._task = None
 
 
 class ControlServer:
@@ -229,6 +242,7 @@ class ControlServer:
             )
             await self._publish(session, stream, self._held(session, hello.hello), context)
         finally:
+            stream.close()
             reader.cancel()
             if self._streams.get(session) is stream:
                 del self._streams[session]

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tent_core import host
 from tent_core.control import loop as loops
 from tent_core.control.processes import ProcessWatcher
 from tent_core.descriptor import HostIdentity
-from tent_core.errors import UsageError, WaitTimeout
+from tent_core.errors import ClosedError, UsageError, WaitTimeout
 from tent_core.testing import wait_until
 from tent_core.testing.leaks import nothing_stays_behind
 
@@ -344,9 +345,25 @@ def test_importing_the_contract_imports_no_grpc() -> None:
     subprocess.run([sys.executable, "-c", source], check=True, timeout=50)
 
 
-def test_a_stopped_plane_is_closed_for_every_use() -> None:
-    from tent_core.errors import ClosedError
+def test_who_waits_when_the_loop_ends_is_told_so(log: Log) -> None:
+    it = loops.ControlLoop(log)
+    started = threading.Event()
 
+    async def wait() -> None:
+        started.set()
+        await asyncio.sleep(1000)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(it.run, wait(), 1000)
+        assert started.wait(10)
+        it.stop()
+        with pytest.raises(ClosedError, match="ended meanwhile"):
+            waiting.result(10)
+    with pytest.raises(ClosedError, match="has ended"):
+        it.run(wait(), 1)
+
+
+def test_a_stopped_plane_is_closed_for_every_use() -> None:
     it = Side()
     started = time.monotonic()
     it.stop()

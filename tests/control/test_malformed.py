@@ -8,13 +8,16 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
-from control_harness import HANG_S, Side, buffer, side
+from control_harness import HANG_S, Side, buffer, side, wait_until
 
 from tent_core.control import tent_pb2 as pb
 from tent_core.control.contract import NOTIFICATION_LIMIT
 from tent_core.control.options import grpc
+from tent_core.descriptor import Attribute
 
 RANDOM_STRINGS = 4000
 RANDOM_MESSAGES = 3000
@@ -203,6 +206,27 @@ def test_a_watch_stream_that_breaks_the_contract_ends_and_its_session_may_come_b
                     pass
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert [i.session for i in it.plane.sessions()] == [number]
+
+
+def test_a_watcher_that_does_not_read_is_let_go_of_when_its_session_ends() -> None:
+    with side() as it, Caller(it.name) as caller:
+        huge = Attribute(7, "tcp", bytes(32 << 20))
+        it.local.update(lambda old: replace(old, attributes=MappingProxyType({"tcp": huge})))
+        number = session(caller, it)
+        hello = pb.WatchRequest(session=number, hello=pb.WatchRequest.Hello()).SerializeToString()
+        over = threading.Event()
+
+        def say() -> Iterator[bytes]:
+            yield hello
+            over.wait(HANG_S)
+
+        stream = caller.channel.stream_stream("/tent.v1.Control/Watch")(say(), timeout=HANG_S)
+        wait_until(lambda: it.plane._server._streams)
+        goodbye = pb.GoodbyeRequest(session=number).SerializeToString()
+        assert caller.send("Goodbye", goodbye) is grpc.StatusCode.OK
+        wait_until(lambda: not any("read " in task.get_name() for task in it.plane._loop._tasks))
+        over.set()
+        stream.cancel()
 
 
 def test_a_message_of_a_newer_version_is_understood_as_far_as_it_is_known() -> None:

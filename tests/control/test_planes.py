@@ -96,6 +96,24 @@ def test_another_name_of_an_engine_finds_the_same_connection(here: Side, there: 
     assert here.connect(there.name) is by_alias
 
 
+def test_a_proxy_of_the_environment_is_not_asked(
+    here: Side, there: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    here.connect(there.name).notify("n", b"", 5)
+
+
+def test_an_idle_connection_is_pinged_and_stays_the_same_stream(there: Side) -> None:
+    eager = Control(keepalive_time_s=0.02, keepalive_timeout_s=5)
+    with side(eager) as it:
+        connection = it.connect(there.name)
+        stream = there.plane._server._streams[connection.session]
+        time.sleep(1.0)  # some fifty pings
+        assert there.plane._server._streams[connection.session] is stream
+        assert connection.state.value == "up"
+
+
 def test_an_engine_can_open_itself(here: Side) -> None:
     connection = here.connect(here.name)
     connection.notify("self", b"", 5)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from tent_core import address
 from tent_core.units import Microseconds, Seconds, Size
 
 KIB, MIB = 1 << 10, 1 << 20
+
+
+def _reachable(host: str) -> str:
+    if address.is_wildcard(host):
+        raise ValueError(f"{host} can be listened on, not reached: name an address or a host name")
+    return host
+
+
+Host = Annotated[str, AfterValidator(address.parse_host)]
+"""A host name, an IPv4 address, or an IPv6 address with or without brackets; no port."""
 
 
 class Settings(BaseModel):
@@ -31,9 +42,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    listen: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    listen: Host | None = None
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    advertise: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    advertise: Annotated[Host, AfterValidator(_reachable)] | None = None
     streams: Annotated[int, Field(ge=1, le=64)] = 4
     max_streams: Annotated[int, Field(ge=1, le=65536)] = 1024
     connect_timeout: Annotated[Seconds, Field(gt=0)] = 5.0

@@ -132,6 +132,8 @@ class Dialing:
             data = self._socket.recv(ANSWER_SIZE - len(self._welcome))
         except (BlockingIOError, InterruptedError):
             return None
+        except ConnectionResetError:
+            data = b""
         except OSError as error:
             self._next(f"{self.where}: {error.strerror}")
             return None
@@ -139,8 +141,8 @@ class Dialing:
             where = self.where
             self.close()
             raise StreamFailed(
-                f"{where} closed the connection at the hello: no receiver of this peer is there any more, "
-                "or all its streams are in use"
+                f"{where} closed the connection at the hello: what listens there is not the receiver of "
+                "this peer any more, or all its streams are in use"
             )
         self._welcome += data
         if len(self._welcome) < ANSWER_SIZE:

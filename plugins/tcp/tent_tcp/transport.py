@@ -185,13 +185,9 @@ class TcpTransport(Transport):
         except (OSError, address.AddressError) as error:
             raise TransportUnavailable(_why_not_listening(host, settings.port, error)) from error
         port = listener.getsockname()[1]
-        if settings.advertise is not None:
-            shown = address.parse_host(settings.advertise)
-        elif settings.listen is not None and not address.is_wildcard(host):
-            shown = host
-        else:
-            shown = context.advertise_host
-        return listener, str(address.Address(shown, port))
+        own = host if settings.listen is not None and not address.is_wildcard(host) else None
+        shown = settings.advertise or own or context.advertise_host
+        return listener, str(address.Address(address.parse_host(shown), port))
 
     def _overcome(self, obstacle: str) -> str:
         """Why the receiver cannot reach registered memory, after what can be done about it was done."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from tcp_owner import Owner, serve
 
 from tent_core.descriptor import PeerKey, SegmentDescriptor
+from tent_core.testing import wait_until
 from tent_core.testing.harness import Row, requests
 from tent_core.transport import Endpoint, LocalBuffer
 from tent_core.types import Opcode, Permission
@@ -27,10 +26,10 @@ ANSWER_S = 30.0
 class OwnerProcess:
     """A process with one transport and its memory. Ends with the block, however the test ends."""
 
-    def __init__(self, listen: str = "127.0.0.1", **settings: Any) -> None:
+    def __init__(self, host: str = "127.0.0.1", **settings: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._link, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(theirs, listen, settings))
+        self.process = spawn.Process(target=serve, args=(theirs, host, settings))
         self.process.start()
         theirs.close()
         self._answer()
@@ -74,18 +73,19 @@ class OwnerProcess:
     def kill(self) -> None:
         """End it without a goodbye."""
         self.process.kill()
-        self.process.join(10)
+        # Not join: it waits for a pipe, which a forked child keeps open.
+        wait_until(lambda: process_is_gone(self.pid))
 
     def __enter__(self) -> OwnerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._link.close()
-        self.process.join(5)
-        if self.process.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)
+        try:
+            wait_until(lambda: process_is_gone(self.pid), 5)
+        except AssertionError:
             self.kill()
+        self.process.join()
         self.process.close()
 
     def _answer(self) -> Any:

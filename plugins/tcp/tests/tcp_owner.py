@@ -32,12 +32,12 @@ def allocate(size: int) -> tuple[NDArray[np.uint8], int]:
 class Owner(Side):
     """A side with memory of both kinds, whose log is kept."""
 
-    def __init__(self, listen: str = "127.0.0.1", **settings: Any) -> None:
+    def __init__(self, host: str = "127.0.0.1", **settings: Any) -> None:
         self.log = structlog.testing.LogCapture()
         super().__init__(tent_transport(), **settings)
         context: Any = self.context
         context.log = structlog.wrap_logger(None, processors=[self.log])
-        context.listen_host = context.advertise_host = listen
+        context.listen_host = context.advertise_host = host
 
     def offer(
         self,
@@ -128,9 +128,9 @@ class Commands:
         return self._owner.transport
 
 
-def serve(link: Connection, listen: str, settings: dict[str, Any]) -> None:
+def serve(link: Connection, host: str, settings: dict[str, Any]) -> None:
     """Do what comes over `link` until it ends."""
-    with Owner(listen, **settings) as owner:
+    with Owner(host, **settings) as owner:
         commands = Commands(owner)
         link.send(None)
         while True:
