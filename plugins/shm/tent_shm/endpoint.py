@@ -127,7 +127,7 @@ class ShmEndpoint(Endpoint):
             self._tasks.add(task)
         for _ in range(threads - 1 if work.may_block else threads):
             pool.submit(task.help)
-        if work.may_block:
+        if work.may_block or self._closing:
             task.help()
 
     def _ended(self, task: Task) -> None:

@@ -48,8 +48,8 @@ class Keeper:
     def watch(self, pidfd: int, ended: Callable[[], None]) -> None:
         """Call `ended` once, in the keeper's thread, when `pidfd` becomes readable. It must not block."""
         with self._lock:
-            self._watched[pidfd] = ended
             self._epoll.register(pidfd, select.EPOLLIN)
+            self._watched[pidfd] = ended
 
     def unwatch(self, pidfd: int) -> None:
         """Stop watching; the caller may close the descriptor then."""

@@ -100,7 +100,11 @@ class ShmTransport(Transport):
             quick_weight=settings.keep_gil_bytes,
             split_bytes=settings.split_bytes,
         )
-        endpoint = ShmEndpoint(peer, owner, ways, tools, self._forget)
+        try:
+            endpoint = ShmEndpoint(peer, owner, ways, tools, self._forget)
+        except OSError as error:  # of epoll_ctl(2): no memory, or fs.epoll.max_user_watches
+            owner.close_when_idle(lambda: None)
+            raise TransportError(f"the process of {peer.key} cannot be watched: {error}") from error
         with self._lock:
             self._endpoints.add(endpoint)
         return endpoint

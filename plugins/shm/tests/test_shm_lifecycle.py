@@ -234,6 +234,20 @@ def test_connecting_and_closing_leaves_nothing_behind() -> None:
         node.transport.stop()
 
 
+def test_a_peer_that_cannot_be_watched_is_not_connected_to_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pair(owners.allocated_and_registered) as made:
+        before = holding()
+        monkeypatch.setattr(Keeper, "watch", full)
+        with pytest.raises(TransportError, match="cannot be watched"):
+            made.node.transport.connect(made.owner.peer)
+        assert holding().beyond(before) == []
+
+
 def test_starting_and_stopping_leaves_nothing_behind_also_with_open_connections() -> None:
     with Owner(owners.allocated_and_registered) as owner:
 
