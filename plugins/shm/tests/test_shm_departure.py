@@ -66,6 +66,7 @@ def test_no_byte_reaches_the_program_that_the_owner_executes(
             assert made.owner.read_line() == b"ready"
             executed = time.monotonic()
             assert made.owner.read_line() == b"0", "bytes landed in the new program"
+            wait_until(lambda: all(found[-1][0] >= executed for found in outcomes))
         finally:
             stop.set()
         for thread in threads:
@@ -73,7 +74,6 @@ def test_no_byte_reaches_the_program_that_the_owner_executes(
         assert made.owner.process.exitcode is None or made.owner.process.exitcode == 0
         for found in outcomes:
             late = [(status, cause) for began, status, cause in found if began >= executed]
-            assert len(late) > 20
             assert all(status != Status.COMPLETED for status, _ in late)
             assert all(isinstance(cause, PeerDeparted) for _, cause in late)
             assert Status.COMPLETED in {status for _, status, _ in found}
