@@ -1,4 +1,4 @@
-"""Peers come, write, notify and leave, many of them killed: an engine holds afterwards what it held before."""
+"""Peers come, write, notify and leave, many of them killed: an engine then holds what it held before."""
 
 from __future__ import annotations
 
