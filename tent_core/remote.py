@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from tent_core import columns
-from tent_core.batch import Batch, Options, Rows, Try
+from tent_core.batch import Batch, Options
+from tent_core.checked import Checked, Local, Remote, check_many, check_one
 from tent_core.descriptor import SegmentDescriptor
-from tent_core.errors import (
-    BufferRevoked,
-    ClosedError,
-    PermissionDenied,
-    RangeError,
-    StaleHandle,
-    TentError,
-    UsageError,
-)
-from tent_core.inflight import begin_all
+from tent_core.errors import ClosedError, RangeError
 from tent_core.memory import Buffer, BufferSlice
+from tent_core.options import ManyOptions, TransferOptions, read_options
 from tent_core.peers import LivePeer
 from tent_core.planning import Group
 from tent_core.remote_buffer import RemoteBuffer, RemoteSlice
-from tent_core.types import Intent, Opcode, Permission, Priority, Status
-from tent_core.work import Requests
+from tent_core.types import Opcode
 
 if TYPE_CHECKING:
     from tent_core.engine import Engine
-
-Local: TypeAlias = Buffer | Sequence[Buffer]
-Plan: TypeAlias = Callable[[], list[Group]]
-Remote: TypeAlias = RemoteBuffer | Sequence[RemoteBuffer]
-
-
-class TransferOptions(TypedDict, total=False):
-    """Keyword options of every transfer.
-
-    `timeout` seconds bound the transfer (default: `transfer.timeout_s`); `priority` and `intent` may match
-    policy entries; `policy` names one; `transport` is a hint for the first try.
-    """
-
-    timeout: float | None
-    priority: Priority
-    intent: Intent
-    policy: str | None
-    transport: str | None
-
-
-class Columns(TypedDict, total=False):
-    """Which buffer each request means, when sequences of buffers are given: integers, shape (n,)."""
-
-    local_index: ArrayLike
-    remote_index: ArrayLike
-
-
-class ManyOptions(TransferOptions, Columns, total=False):
-    """Options of a batch."""
 
 
 class Segment:
@@ -188,8 +148,8 @@ class Segment:
         options: ManyOptions,
     ) -> Batch:
         self._check_open()
-        chosen = _options(options)
-        checked = _checked(
+        chosen = read_options(options)
+        checked = check_many(
             self,
             opcode,
             local,
@@ -214,28 +174,8 @@ class Segment:
     ) -> Prepared:
         """Check one request once, to be posted many times with `run` or `post`."""
         self._check_open()
-        here, there = _as_slice(local), _as_remote_slice(remote)
-        if here.length != there.length:
-            raise RangeError(
-                f"local and remote must be of equal length, found {here.length} and {there.length} bytes"
-            )
-        op = columns.opcodes(opcode, 1)
-        assert isinstance(op, Opcode)
-        if here.length >= columns.LARGEST_TOTAL:
-            raise RangeError(f"a request of {here.length} bytes: less than 2^63 are allowed")
-        requests = Requests(
-            op,
-            np.array([[here.buffer.address + here.offset, here.length]], np.uint64),
-            np.array([[there.buffer.address + there.offset, there.length]], np.uint64),
-            np.array([here.buffer.id], np.int32),
-            np.array([there.buffer.id], np.int32),
-            (here.buffer.id,),
-            (there.buffer.id,),
-            here.length,
-            reused=True,
-        )
-        checked = _Checked(self, [(requests, None)], (here.buffer,), (there.buffer,))
-        return Prepared(checked, _options(options))
+        checked = check_one(self, opcode, local, remote)
+        return Prepared(checked, read_options(options))
 
     def prepare_many(
         self,
@@ -249,7 +189,7 @@ class Segment:
     ) -> Prepared:
         """Check a batch once, to be posted many times."""
         self._check_open()
-        checked = _checked(
+        checked = check_many(
             self,
             opcode,
             local,
@@ -260,7 +200,7 @@ class Segment:
             options,
             reused=True,
         )
-        return Prepared(checked, _options(options))
+        return Prepared(checked, read_options(options))
 
     # ---------------------------------------------------------------- the rest
 
@@ -297,109 +237,6 @@ class Segment:
         return f"<Segment {self.name} {len(self._peer.segment.buffers)} buffers, {state}>"
 
 
-class _Checked:
-    """Requests that passed every check, and the buffers that they hold while they are carried."""
-
-    __slots__ = ("engine", "local", "parts", "peer", "remote", "segment")
-
-    def __init__(
-        self,
-        segment: Segment,
-        parts: list[tuple[Requests, Rows]],
-        local: tuple[Buffer, ...],
-        remote: tuple[RemoteBuffer, ...],
-    ) -> None:
-        self.segment = segment
-        self.engine = segment._engine
-        self.peer = segment._peer
-        self.parts = parts
-        self.local = local
-        self.remote = remote
-        self._check_owners()
-        for requests, _ in parts:
-            columns.check_local(requests.opcode, local)
-            _check_remote(requests.opcode, remote)
-
-    def _check_owners(self) -> None:
-        for here in self.local:
-            if here.engine is not self.engine:
-                raise UsageError(
-                    f"buffer {here.name!r} is registered with another engine; register it with this one"
-                )
-        for there in self.remote:
-            if there.peer is not self.peer:
-                if there.peer.departed is not None:
-                    raise there.gone()
-                raise UsageError(
-                    f"buffer {there.name!r} is one of segment {there.peer.key.name}, "
-                    f"not of {self.segment.name}"
-                )
-
-    def __len__(self) -> int:
-        return sum(len(requests) for requests, _ in self.parts)
-
-    def marks(self) -> list[Any]:
-        """Mark every buffer as in use, or raise saying which one refuses."""
-        users: tuple[Buffer | RemoteBuffer, ...] = (*self.local, *self.remote)
-        marks = [user.inflight for user in users]
-        shut = begin_all(marks)
-        if shut is not None:
-            raise next(_gone(user) for user in users if user.inflight is shut)
-        return marks
-
-    def groups(self, options: Options) -> list[Group]:
-        """Which rows go to which candidates."""
-        local = {b.id: b.trait for b in self.local}
-        remote = {b.id: b.trait for b in self.remote}
-        found: list[Group] = []
-        for requests, rows in self.parts:
-            if len(requests):
-                found += self.engine.dispatcher.groups(
-                    self.peer, requests, local, remote, options, rows
-                )
-        return found
-
-    def start(self, options: Options, may_block: bool, plan: Plan | None = None) -> Batch:
-        """Mark the peer and the buffers as in use, plan, and set going.
-
-        A peer that was retired is woken first: by this thread if it may block, else by the progress thread.
-        """
-        engine, peer = self.engine, self.peer
-        batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
-        deadline = engine.deadline(options.timeout)
-        if peer.try_begin():
-            self._go(batch, options, may_block, plan, deadline)
-        elif may_block:
-            peer.begin(engine.call_timeout(None))
-            self._go(batch, options, may_block, plan, deadline)
-        else:
-            engine.dispatcher.progress.submit(
-                lambda: self._go_later(batch, options, plan, deadline)
-            )
-        return batch
-
-    def _go(
-        self, batch: Batch, options: Options, may_block: bool, plan: Plan | None, deadline: float
-    ) -> None:
-        """Set going; the use of the peer has begun. What raises here leaves no mark behind."""
-        try:
-            groups = self.groups(options) if plan is None else plan()
-            marks = self.marks()
-        except BaseException:
-            self.peer.end()
-            raise
-        batch.hold((*marks, self.peer))
-        if not batch.done:
-            self.engine.dispatcher.start(batch, self.peer, groups, deadline, may_block)
-
-    def _go_later(self, batch: Batch, options: Options, plan: Plan | None, deadline: float) -> None:
-        try:
-            self.peer.begin(self.engine.call_timeout(None))
-            self._go(batch, options, False, plan, deadline)
-        except TentError as error:
-            batch.settle_failed(None, Status.FAILED, None, (Try("connect", error, 0.0),))
-
-
 class Prepared:
     """A checked transfer that can be posted many times, also from several threads at once.
 
@@ -409,7 +246,7 @@ class Prepared:
 
     __slots__ = ("_checked", "_epoch", "_groups", "_options")
 
-    def __init__(self, checked: _Checked, options: Options) -> None:
+    def __init__(self, checked: Checked, options: Options) -> None:
         self._checked = checked
         self._options = options
         self._epoch = -1
@@ -450,96 +287,3 @@ class Prepared:
 
     def __repr__(self) -> str:
         return f"<Prepared {len(self._checked)} requests to {self._checked.peer.key.name}>"
-
-
-def _options(given: Any) -> Options:
-    """Options from keyword arguments, with the columns left out."""
-    try:
-        priority = Priority(given.get("priority", Priority.MEDIUM))
-        intent = Intent(given.get("intent", Intent.UNSPEC))
-    except ValueError as error:
-        raise UsageError(
-            f"{error}: use the members of tent_core.Priority and tent_core.Intent"
-        ) from None
-    return Options(
-        given.get("timeout"), priority, intent, given.get("policy"), given.get("transport")
-    )
-
-
-def _checked(
-    segment: Segment,
-    opcode: Opcode | str | ArrayLike,
-    local: Local,
-    local_offsets: ArrayLike,
-    remote: Remote,
-    remote_offsets: ArrayLike,
-    lengths: ArrayLike,
-    options: ManyOptions,
-    reused: bool,
-) -> _Checked:
-    offsets = columns.column(local_offsets, "local offsets")
-    n = offsets.size if offsets.ndim else 1
-    sizes = columns.lengths_of(lengths, n)
-    here = columns.side(local, offsets, sizes, options.get("local_index"), "local")
-    there = columns.side(remote, remote_offsets, sizes, options.get("remote_index"), "remote")
-    ops = columns.opcodes(opcode, n)
-    whole = Requests(
-        ops if isinstance(ops, Opcode) else Opcode.READ,
-        columns.iovecs(here.addresses, sizes),
-        columns.iovecs(there.addresses, sizes),
-        here.ids,
-        there.ids,
-        tuple(b.id for b in here.used),
-        tuple(b.id for b in there.used),
-        columns.total_of(sizes, here.used),
-        reused,
-    )
-    if isinstance(ops, Opcode):
-        return _Checked(segment, [(whole, None)], here.used, there.used)
-    parts: list[tuple[Requests, Rows]] = []
-    for op in Opcode:
-        rows = np.flatnonzero(ops == op)
-        part = columns.subset(whole, rows)
-        part.opcode = op
-        parts.append((part, rows))
-    return _Checked(segment, parts, here.used, there.used)
-
-
-def _as_slice(local: Any) -> BufferSlice:
-    if isinstance(local, Buffer):
-        return BufferSlice(local, 0, local.length)
-    if isinstance(local, BufferSlice):
-        return local
-    raise UsageError(
-        f"local must be a registered buffer or a slice of one, found {type(local).__name__}: "
-        "register it first with engine.register()"
-    )
-
-
-def _as_remote_slice(remote: Any) -> RemoteSlice:
-    if isinstance(remote, RemoteBuffer):
-        return RemoteSlice(remote, 0, remote.length)
-    if isinstance(remote, RemoteSlice):
-        return remote
-    raise UsageError(
-        f"remote must be a buffer of the segment or a slice of one, found {type(remote).__name__}: "
-        "ask for it with segment.buffer(name)"
-    )
-
-
-def _check_remote(opcode: Opcode, used: Sequence[RemoteBuffer]) -> None:
-    needed = Permission.GLOBAL_READ_WRITE if opcode is Opcode.WRITE else Permission.GLOBAL_READ_ONLY
-    for buffer in used:
-        if buffer.permission < needed:
-            raise PermissionDenied(
-                f"cannot {opcode.name} buffer {buffer.name!r}: its owner permits {buffer.permission.name}; "
-                f"it would have to be registered with {needed.name}"
-            )
-
-
-def _gone(user: Buffer | RemoteBuffer) -> Exception:
-    if isinstance(user, RemoteBuffer):
-        return user.gone()
-    if user.memory is None:
-        return StaleHandle(f"buffer {user.name!r} was unregistered; register the memory again")
-    return BufferRevoked(f"buffer {user.name!r} is being unregistered and takes no new requests")

@@ -119,6 +119,23 @@ def test_a_batch_may_mix_directions_and_buffers(joined: Joined) -> None:
     assert (joined.local.array[8192 : 8192 + 4096] == 9).all()
 
 
+def test_in_a_mixed_batch_each_direction_needs_its_own_permission_only(joined: Joined) -> None:
+    joined.there.allocate(64, name="readable", permission=tent.Permission.GLOBAL_READ_ONLY)
+    constant = joined.here.register(b"c" * 64, permission=tent.Permission.GLOBAL_READ_ONLY)
+    locals_, remotes = [constant, joined.local], [joined.remote, joined.segment.buffer("readable")]
+
+    def submit(*opcodes: tent.Opcode) -> tent.Batch:
+        return joined.segment.submit(
+            opcodes, locals_, [0, 0], remotes, [0, 0], 64, local_index=[0, 1], remote_index=[0, 1]
+        )
+
+    submit(tent.Opcode.WRITE, tent.Opcode.READ).wait(5)
+    assert bytes(joined.target.array[:64]) == b"c" * 64
+    for wrong in ((tent.Opcode.READ, tent.Opcode.READ), (tent.Opcode.WRITE, tent.Opcode.WRITE)):
+        with pytest.raises(tent.PermissionDenied):
+            submit(*wrong)
+
+
 def test_a_prepared_transfer_is_posted_again_and_again(joined: Joined) -> None:
     prepared = joined.segment.prepare("write", joined.local[0:64], joined.remote[0:64])
     for value in (1, 2, 3):
