@@ -128,6 +128,7 @@ class ControlLoop:
             ) from None
         finally:
             future.cancel()
+            del future  # else what it raised would refer to itself
 
     def call(self, work: Callable[..., object], *args: object) -> None:
         """Carry out `work(*args)` on the control thread, soon, from any thread. Nothing after its end."""

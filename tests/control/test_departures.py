@@ -25,7 +25,7 @@ from control_harness import (
 
 from tent_core.control.contract import SessionState
 from tent_core.control.link import LinkState
-from tent_core.errors import PeerDeparted, UnknownSegment
+from tent_core.errors import PeerDeparted, TransportError, UnknownSegment
 from tent_core.testing.leaks import nothing_stays_behind
 
 SHORT = Peers(grace_s=0.5)
@@ -163,6 +163,26 @@ def test_a_cut_shorter_than_the_grace_is_no_departure_and_costs_no_notification(
         assert connection.session == session
         assert len(it.handler.opened) == 1
         assert (reasons(it), listener.reasons) == ([], [])
+
+
+def test_an_acknowledgement_given_during_a_cut_arrives_after_it() -> None:
+    with behind_proxy() as (it, proxy), side() as other:
+        connection = other.connect(it.name)
+        version = it.publish(buffer(1))
+        wait_until(lambda: connection.descriptor.version == version)
+        proxy.cut()
+        wait_until(lambda: connection.state is LinkState.BROKEN)
+        connection.acknowledge(version)
+        assert it.plane.wait_acknowledged(version, lambda _: True, 0.2) != []
+        proxy.heal()
+        assert it.plane.wait_acknowledged(version, lambda _: True, HANG_S) == []
+
+
+def test_each_engine_of_a_process_has_a_connection_of_its_own() -> None:
+    with behind_proxy() as (it, proxy), side() as one, side() as other:
+        one.connect(it.name)
+        other.connect(it.name)
+        assert len(proxy._pairs) == 2
 
 
 def test_a_cut_longer_than_the_grace_is_a_departure_on_both_sides_once() -> None:
@@ -308,6 +328,9 @@ def test_a_closed_connection_is_gone_at_once_with_its_snapshots() -> None:
     with side() as it, side() as other:
         other.connect(it.name).close()
         connection = other.connect(it.name)
+        it.handler.answer = "never"
+        with pytest.raises(TransportError):
+            connection.bootstrap("tcp", 7, b"", 0.05)
         traces = [
             weakref.ref(connection),
             weakref.ref(connection._follower),

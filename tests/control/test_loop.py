@@ -215,6 +215,32 @@ def test_a_forked_child_is_told_to_spawn_at_once_and_its_parent_goes_on(end: str
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
+FORKS = """
+import os, sys, time
+sys.path.insert(0, {folder!r})
+from control_harness import Side
+one, other = Side(), Side()
+connection = one.connect(other.name)
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.03)
+        os._exit(0)
+    connection.notify("n", b"", 5)
+    assert os.waitpid(pid, 0)[1] == 0
+one.stop()
+other.stop()
+"""
+
+
+def test_children_forked_from_a_process_with_engines_live_on() -> None:
+    source = FORKS.format(folder=os.path.dirname(__file__))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", source], capture_output=True, text=True, timeout=50
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_child_forked_before_any_engine_may_start_one() -> None:
     source = f"""
 import os, sys

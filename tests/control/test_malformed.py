@@ -189,6 +189,15 @@ def test_a_message_that_breaks_the_contract_is_an_invalid_argument_and_changes_n
         assert it.handler.notes == []
 
 
+def test_a_notification_that_comes_twice_is_taken_once() -> None:
+    with side() as it, Caller(it.name) as caller:
+        number = session(caller, it)
+        for notes in ([note(1)], [note(1), note(2)], [note(2), note(5)], [note(4)]):
+            message = pb.NotifyRequest(session=number, notifications=notes).SerializeToString()
+            assert caller.send("Notify", message) is grpc.StatusCode.OK
+        assert [n.sequence for n in it.handler.notes] == [1, 2, 5]
+
+
 def test_a_watch_stream_that_breaks_the_contract_ends_and_its_session_may_come_back() -> None:
     with side() as it, Caller(it.name) as caller:
         number = session(caller, it)
