@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+"""Peers come and go, and nothing of them stays behind: a long-lived engine and hundreds of short-lived ones.
+
+Each peer is a fresh process that opens the engine (or is opened by it), moves data both ways, notifies and
+leaves: most close, a third is killed in the middle of writing, some are stopped until the grace has ended,
+and some come back at once on the same port. Counted before and after, from outside: descriptors, threads,
+mappings, sockets in CLOSE-WAIT and resident memory of the engine's process and of its helpers, and what
+Python and the transports hold. The exit status is 1 if anything has grown.
+
+    python benchmarks/churn.py --transport tcp                    # 400 peers open the engine
+    python benchmarks/churn.py --transport shm --role opener      # the engine opens 400 peers
+    python benchmarks/churn.py --transport tcp --nofile 256       # under a limit, with more peers than fit
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from churn_peer import End, Task, live
+from footprint import children, footprint
+
+from tent_core.testing.peers import PeerProcess
+
+HERE = Path(__file__).resolve().parent
+FIRST = 10
+"""After how many peers the first count is made: whatever is made once has been made by then."""
+
+SLACK_KIB = 2048
+"""By how much resident memory may differ, over all."""
+
+SETTLE_S = 30.0
+CLOSE_S = 1.0
+GRACE_S = 3.0
+PATIENCE_S = 40.0
+PRELOADED = [
+    "churn_peer",
+    *(f"tent_core.{name}" for name in ("config", "control.plane", "dispatch", "engine", "remote")),
+]
+"""What the server of fresh processes has imported: no engine, and nothing that starts a thread."""
+
+PATTERN = (
+    (End.CLOSE,),
+    (End.KILL,),
+    (End.KILL, End.CLOSE),
+    (End.STOP,),
+    (End.CLOSE,),
+    (End.CLOSE, End.KILL),
+    (End.CLOSE,),
+)
+"""Lives, over and over. Two peers in one are of one name: the second takes the port of the first at once."""
+
+
+def lives(peers: int) -> Iterator[tuple[End, ...]]:
+    """As many lives as make `peers` processes."""
+    while peers:
+        for life in PATTERN:
+            if peers >= len(life):
+                yield life
+                peers -= len(life)
+            elif not peers:
+                return
+
+
+def config(transport: str, listen: str = "127.0.0.1:0") -> dict[str, Any]:
+    """The same for all: one transport, and a lost peer is noticed soon."""
+    return {
+        "transports": {transport: {"enable": True}},
+        "policy": [{"name": "churn", "transports": [transport]}],
+        "control": {"listen": listen, "keepalive_time_s": 1, "keepalive_timeout_s": 1},
+        "peers": {"grace_s": GRACE_S},
+        "log": {"level": "error"},
+    }
+
+
+class Lasting:
+    """The long-lived engine, in a process of its own. Thread-safe."""
+
+    def __init__(self, transport: str, nofile: int | None) -> None:
+        limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({nofile}, {nofile}))"
+        self.process = PeerProcess(config(transport), before=limit if nofile else "")
+        self._lock = threading.Lock()
+        self.ask(f"import sys; sys.path.insert(0, {str(HERE)!r}); import churn_engine")
+        self.ask("host = churn_engine.Host(engine)")
+
+    def ask(self, source: str, **values: Any) -> Any:
+        """Run this in its process."""
+        with self._lock:
+            return self.process.run(source, timeout=PATIENCE_S, **values)
+
+    def waits(self, name: str, *states: str | None) -> float:
+        """Wait until the peer of that name is in one of these states; the seconds that it took."""
+        began = time.monotonic()
+        while (state := self.ask("host.states()").get(name)) not in states:
+            if time.monotonic() - began > PATIENCE_S:
+                raise AssertionError(f"peer {name} is still {state} after {PATIENCE_S:g} s")
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+
+@dataclass
+class Churn:
+    """One run: peers against the engine."""
+
+    lasting: Lasting
+    transport: str
+    role: str
+    random: random.Random
+    forgotten_s: list[float] = field(default_factory=list)
+    started: int = 0
+
+    def run(self, peers: int, parallel: int, title: str) -> None:
+        """Let `peers` come and go, some at a time."""
+        with ThreadPoolExecutor(parallel) as pool:
+            futures = [pool.submit(self.life, life) for life in lives(peers)]
+            for done, future in enumerate(futures, 1):
+                future.result()
+                if sys.stderr.isatty() or done % 20 == 0 or done == len(futures):
+                    print(f"\r{title}: {self.started} peers", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+
+    def life(self, ends: tuple[End, ...]) -> None:
+        """One peer after the other under one name; the engine then forgets that name."""
+        listen = "127.0.0.1:0"
+        for end in ends:
+            listen = self.peer(end, listen)
+        self.forgotten_s.append(self.lasting.waits(listen, None))
+
+    def peer(self, end: End, listen: str) -> str:
+        """One peer from its start to its end; its name."""
+        ours, theirs = _fresh.Pipe()
+        target = self.lasting.process.segment_name if self.role == "opened" else None
+        task = Task(config(self.transport, listen), target, end)
+        process = _fresh.Process(target=live, args=(task, theirs), daemon=True)
+        self.started += 1
+        process.start()
+        theirs.close()
+        try:
+            name = _answer(ours)
+            if self.role == "opener":
+                self.lasting.ask("host.use(name, on)", name=name, on=end is not End.CLOSE)
+                assert _answer(ours) == name
+            self.end(process.pid, end, ours, name)
+            process.join(PATIENCE_S)
+            assert process.exitcode is not None, f"peer {name} does not end"
+            self.lasting.ask("host.let_go(name)", name=name)
+        finally:
+            ours.close()
+            process.kill()
+            process.join()
+            process.close()
+        return name
+
+    def end(self, pid: int, end: End, ours: Any, name: str) -> None:
+        """Have the peer leave as it is to."""
+        if end is End.CLOSE:
+            ours.send(None)
+            return
+        time.sleep(self.random.uniform(0, 0.02))
+        if end is End.STOP:
+            os.kill(pid, signal.SIGSTOP)
+            self.lasting.waits(name, None, "departed")  # its process may hold our memory
+        os.kill(pid, signal.SIGKILL)
+
+
+def _answer(driver: Any) -> str:
+    if not driver.poll(PATIENCE_S):
+        raise AssertionError(f"a peer did not answer within {PATIENCE_S:g} s")
+    name: str = driver.recv()
+    return name
+
+
+# -------------------------------------------------------------------- counting
+
+Counts = dict[str, int]
+"""By what is counted, such as "engine: descriptors"."""
+
+
+def count(lasting: Lasting) -> Counts:
+    """Everything that must not grow."""
+    counts = {f"engine: {what}": n for what, n in lasting.ask("host.held()").items()}
+    pid = lasting.process.pid
+    for number, process in enumerate([pid, *children(pid)]):
+        who = f"helper {number}" if number else "engine"
+        for what, n in asdict(footprint(process)).items():
+            counts[f"{who}: {what}"] = n
+    return counts
+
+
+def settled(lasting: Lasting, first: Counts | None = None) -> Counts:
+    """What is held once nothing has changed but memory for a second, and no more than at `first`.
+
+    What is still more after SETTLE_S stays: gRPC's pool lets a thread too many go after 20 s.
+    """
+    until = time.monotonic() + SETTLE_S
+    last, since = count(lasting), time.monotonic()
+    while time.monotonic() < until:
+        time.sleep(0.2)
+        now = count(lasting)
+        if _steady(now) != _steady(last):
+            since = time.monotonic()
+        last = now
+        if time.monotonic() - since > 1.0 and (first is None or not grown(first, last)):
+            break
+    return last
+
+
+def _steady(counts: Counts) -> Counts:
+    return {name: n for name, n in counts.items() if not name.endswith(("resident_kib", "objects"))}
+
+
+def grown(first: Counts, last: Counts) -> list[str]:
+    """What there is more of than there may be."""
+    found = [name for name, n in last.items() if n - first.get(name, 0) > _allowed(name)]
+    return found + [name for name, n in last.items() if name.endswith("close_wait") and n]
+
+
+def _allowed(name: str) -> int:
+    if name.endswith("resident_kib"):
+        return SLACK_KIB
+    return 200 if name.endswith("objects") else 0
+
+
+def report(first: Counts, last: Counts, peers: int) -> dict[str, dict[str, float]]:
+    """Before, after, and growth per peer, by what was counted."""
+    return {
+        name: {
+            "first": first.get(name, 0),
+            "last": n,
+            "per_peer": round((n - first.get(name, 0)) / max(1, peers), 4),
+        }
+        for name, n in last.items()
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    """The table for people."""
+    print(f"{'':34}{f'after {FIRST}':>12}{'after all':>12}{'per peer':>12}")
+    for name, row in document["resources"].items():
+        mark = "  GREW" if name in document["grew"] else ""
+        print(f"{name:34}{row['first']:>12}{row['last']:>12}{row['per_peer']:>12.4f}{mark}")
+    print(f"close() took {document['close_s']:.3f} s")
+    print(f"the slowest to be forgotten took {document['forgotten_s']:.3f} s after its end")
+
+
+_fresh: Any = multiprocessing.get_context("forkserver")
+"""Makes processes that have imported everything and started nothing: fresh ones in a tenth of the time."""
+
+
+def main() -> int:
+    """Run, and print; the exit status is 1 if anything grew, or took too long."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", type=int, default=400, help="how many come and go (400)")
+    parser.add_argument("--transport", default="tcp", help="the only one that is enabled (tcp)")
+    parser.add_argument(
+        "--role", choices=["opened", "opener"], default="opened", help="of the engine"
+    )
+    parser.add_argument("--nofile", type=int, help="limit of descriptors of the engine's process")
+    parser.add_argument("--parallel", type=int, default=4, help="peers at a time (4)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    args = parser.parse_args()
+    if args.peers <= FIRST:
+        parser.error(f"--peers must be more than {FIRST}, after which is counted first")
+    _fresh.set_forkserver_preload(PRELOADED)
+    lasting = Lasting(args.transport, args.nofile)
+    with contextlib.closing(lasting.process):
+        churn = Churn(lasting, args.transport, args.role, random.Random(args.seed))
+        churn.run(FIRST, args.parallel, "first")
+        first = settled(lasting)
+        churn.run(args.peers - FIRST, args.parallel, "then")
+        last = settled(lasting, first)
+        close_s = lasting.ask("host.close()")
+    grew = grown(first, last)
+    if close_s > CLOSE_S:
+        grew.append("host.close()")
+    document = {
+        "transport": args.transport,
+        "role": args.role,
+        "peers": args.peers,
+        "nofile": args.nofile,
+        "resources": report(first, last, args.peers - FIRST),
+        "close_s": round(close_s, 3),
+        "forgotten_s": round(max(churn.forgotten_s), 3),
+        "grew": grew,
+    }
+    print(json.dumps(document)) if args.json else show(document)
+    return 1 if grew else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
