@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -22,6 +23,9 @@ from tent_core.work import Work
 from tent_tcp.messages import Generations, Message, messages_of, split
 from tent_tcp.protocol import Verdict
 from tent_tcp.streams import Outcome, Patience, Stream, TimedOut
+
+TURN_S = 2e-3
+"""How long one work may keep a thread that carries many."""
 
 _MISTAKES: dict[Verdict, type[UsageError]] = {
     Verdict.UNKNOWN_BUFFER: StaleHandle,
@@ -118,9 +122,14 @@ class Carriage:
             else:
                 return
 
-    def advance(self) -> bool:
-        """Go on as far as it goes without waiting; whether any byte moved. Raises StreamFailed."""
+    def advance(self, spin_s: float) -> bool:
+        """Go on as far as it goes without waiting; whether any byte moved. Raises StreamFailed.
+
+        It looks again for up to `spin_s` seconds after the last byte moved, and for at most TURN_S together.
+        """
         progress = False
+        began = now = time.monotonic()
+        until = now + spin_s
         while True:
             while self.post_next():
                 pass
@@ -128,8 +137,12 @@ class Carriage:
             outcome, received = self.stream.pull()
             if outcome is not None:
                 self.settle(outcome)
-            progress = progress or moved or received
-            if outcome is None or self.finished:
+                if self.finished:
+                    return True
+            now = time.monotonic()
+            if moved or received:
+                progress, until = True, now + spin_s
+            if now >= until or now - began > TURN_S:
                 return progress
 
     def _peek(self) -> Message | None:

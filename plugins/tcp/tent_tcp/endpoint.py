@@ -12,6 +12,7 @@ from tent_core.errors import StaleHandle, TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
 from tent_core.work import Work
 from tent_tcp.carriage import Carriage
+from tent_tcp.gil import GilWatch
 from tent_tcp.messages import Generations
 from tent_tcp.mover import Mover
 from tent_tcp.pool import Pool
@@ -30,6 +31,7 @@ class TcpEndpoint(Endpoint):
         peer: Peer,
         settings: Settings,
         mover: Mover,
+        gil: GilWatch,
         target: Callable[[SegmentDescriptor], Target],
         on_close: Callable[[TcpEndpoint], None],
     ) -> None:
@@ -37,9 +39,9 @@ class TcpEndpoint(Endpoint):
         self._peer = peer
         self._settings = settings
         self._mover = mover
+        self._gil = gil
         self._find_target = target
         self._on_close = on_close
-        self._spin_s = settings.spin / 1e6
         self.pool = Pool(settings.streams, lambda: mover.resume(self))
         snapshot = peer.segment
         self._target: Target | TransportError = target(snapshot)
@@ -66,8 +68,14 @@ class TcpEndpoint(Endpoint):
             self.suspect(cause)
             raise
         carriage = self.carriage(work, stream)
+        crowded = self._gil.contended()
         patience = Patience(
-            work.deadline, self._settings.stall_timeout, self._spin_s, self._interrupted
+            work.deadline,
+            self._settings.stall_timeout,
+            self._interrupted,
+            self._gil.spin_s(crowded),
+            crowded,
+            self._settings.keep_gil,
         )
         try:
             carriage.carry(patience)
@@ -126,7 +134,7 @@ class TcpEndpoint(Endpoint):
 
     def _dial(self, deadline: float) -> Stream:
         until = min(deadline, time.monotonic() + self._settings.connect_timeout)
-        patience = Patience(until, self._settings.connect_timeout, 0.0, self._interrupted)
+        patience = Patience(until, self._settings.connect_timeout, self._interrupted)
         dialing = self.dialing()
         try:
             return dial(dialing, patience)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from tent_core.errors import TransportError
 from tent_core.work import Work
 from tent_tcp.carriage import Carriage
+from tent_tcp.gil import GilWatch
 from tent_tcp.pool import AllInUse
 from tent_tcp.reactor import Reactor
+from tent_tcp.settings import Settings
 from tent_tcp.streams import Dialing, Stream, StreamFailed, TimedOut
 
 if TYPE_CHECKING:
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
 class Mover:
     """Works through what endpoints hand over, in the reactor's thread."""
 
-    def __init__(self, reactor: Reactor, stall_s: float, connect_s: float) -> None:
+    def __init__(self, reactor: Reactor, settings: Settings, gil: GilWatch) -> None:
         self.reactor = reactor
-        self.stall_s = stall_s
-        self.connect_s = connect_s
+        self.stall_s = settings.stall_timeout
+        self.connect_s = settings.connect_timeout
+        self.gil = gil
         self._journeys: set[_Journey] = set()
         self._queues: dict[TcpEndpoint, deque[_Journey]] = {}
         self._ticking = False
@@ -179,7 +182,8 @@ class _Journey:
         carriage = self._carriage
         assert carriage is not None
         try:
-            if carriage.advance():
+            gil = self._mover.gil
+            if carriage.advance(gil.spin_s(gil.contended())):
                 self._progress = time.monotonic()
         except StreamFailed as cause:
             self.fail(cause)

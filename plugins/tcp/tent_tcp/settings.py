@@ -35,6 +35,8 @@ class Settings(BaseModel):
     - `stall_timeout`: how long a transfer may go without moving a byte before its stream is given up.
     - `spin`: how long a thread looks for an answer before it sleeps.
     - `receiver_spin`: how long the receiver looks for more after something came, yielding all the while.
+    - `keep_gil`: while other threads of the process compute, messages of up to this size are moved without
+      giving up the GIL between calls, since it would come back a switch interval (5 ms) later.
     - `local_buffer`: socket buffers between processes of one machine; 0 leaves them to the kernel. Small ones
       keep the bytes in the cache.
     - `socket_buffer`: the same between machines; 0, the default, leaves them to the kernel's autotuning.
@@ -51,6 +53,7 @@ class Settings(BaseModel):
     handshake_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
     stall_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
     spin: Annotated[Microseconds, Field(ge=0, le=10_000)] = 50.0
+    keep_gil: Annotated[Size, Field(ge=0, le=64 * MIB)] = 8 * MIB
     receiver_spin: Annotated[Microseconds, Field(ge=0, le=100_000)] = 200.0
     local_buffer: Annotated[Size, Field(ge=0, le=64 * MIB)] = 256 * KIB
     socket_buffer: Annotated[Size, Field(ge=0, le=1024 * MIB)] = 0

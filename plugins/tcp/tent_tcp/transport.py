@@ -17,6 +17,7 @@ from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.log import RateLimited
 from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, TransportContext
 from tent_tcp.endpoint import NAME, TcpEndpoint, make_target
+from tent_tcp.gil import GilWatch
 from tent_tcp.mover import Mover
 from tent_tcp.process import ReceiverProcess
 from tent_tcp.protocol import SECRET_SIZE, Attribute
@@ -56,13 +57,14 @@ class TcpTransport(Transport):
         self._context = context
         settings = context.settings
         self._warnings = RateLimited(context.log, by=("reason",))
+        self._gil = GilWatch(settings.spin / 1e6)
         listener, advertised = self._listen(context)
         try:
             self._link = Reactor("tent-tcp-link", context.log)
             self._carrier = Reactor("tent-tcp-carrier", context.log)
             task = self._link.start()
             self._carrier.start()
-            self._mover = Mover(self._carrier, settings.stall_timeout, settings.connect_timeout)
+            self._mover = Mover(self._carrier, settings, self._gil)
             try:
                 self._receiver = ReceiverProcess(
                     self._link, listener, self._heard, self._receiver_ended
@@ -111,7 +113,12 @@ class TcpTransport(Transport):
     def connect(self, peer: Peer) -> Endpoint:
         assert self._mover is not None
         endpoint = TcpEndpoint(
-            peer, self._get_context().settings, self._mover, self._target, self._endpoints.discard
+            peer,
+            self._get_context().settings,
+            self._mover,
+            self._gil,
+            self._target,
+            self._endpoints.discard,
         )
         self._endpoints.add(endpoint)
         return endpoint

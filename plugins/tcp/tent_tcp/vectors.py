@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +36,22 @@ class Vector:
     `start` is the address of `count` iovecs, which are never changed: the first short count makes a copy. No
     length may be zero, and their sum must be `total`, below 2^63. `owner` is kept alive for whoever else
     would free them; the memory that they name is the caller's care. Used by one thread at a time.
+
+    Progress is kept without numpy, whose calls release the GIL: beside a thread that computes, any of them
+    may cost a switch interval.
     """
 
     __slots__ = (
         "_count",
+        "_done",
         "_ends",
         "_first",
         "_header",
         "_header_address",
         "_one",
         "_owner",
-        "_pieces",
         "_start",
+        "_words",
         "left",
     )
 
@@ -56,8 +61,11 @@ class Vector:
         self._count = count
         self._owner = owner
         self._first = 0
-        self._pieces: Pieces | None = None
-        self._ends: NDArray[np.int64] | None = None
+        self._done = 0
+        self._words: memoryview[int] | None = (
+            None  # pieces of our own: address, length, address, ...
+        )
+        self._ends: memoryview[int] | None = None  # where each ends, from the start of the first
         self._one: ctypes.Array[ctypes.c_uint64] | None = None
         self._header = MessageHeader()
         self._header_address = ctypes.addressof(self._header)
@@ -89,21 +97,20 @@ class Vector:
         count: int = self._header.count
         if self._one is not None and self._header.pieces == ctypes.addressof(self._one):
             return self._header.pieces, count, bound
-        return self._header.pieces, count, int(ends[self._first + count - 1]) - self._done(ends)
+        return self._header.pieces, count, ends[self._first + count - 1] - self._done
 
     def advance(self, moved: int) -> None:
         """The first `moved` bytes of what was left have moved."""
         self.left -= moved
+        self._done += moved
         if self.left == 0:
             self._first = self._count
             return
-        pieces, ends = self._own()
-        done = self._done(ends)
-        self._first = first = int(ends.searchsorted(done, "right"))
-        address, length = pieces[first].tolist()
-        rest = int(ends[first]) - done
-        if rest != length:
-            pieces[first] = (address + length - rest, rest)
+        words, ends = self._own()
+        self._first = first = bisect_right(ends, self._done, self._first)
+        rest = ends[first] - self._done
+        words[2 * first] += words[2 * first + 1] - rest
+        words[2 * first + 1] = rest
 
     def _prepare(self, bound: int | None) -> None:
         """Point the header at the next pieces."""
@@ -111,12 +118,12 @@ class Vector:
         if bound is None or self.left <= bound:
             fit = self._count - first
         else:
-            pieces, ends = self._own()
-            fit = int(ends.searchsorted(self._done(ends) + bound, "right")) - first
+            words, ends = self._own()
+            fit = bisect_right(ends, self._done + bound, first) - first
             if fit == 0:  # the next piece alone is larger
                 if self._one is None:
                     self._one = (ctypes.c_uint64 * 2)()
-                self._one[0], self._one[1] = int(pieces[first, 0]), bound
+                self._one[0], self._one[1] = words[2 * first], bound
                 header.pieces, header.count = ctypes.addressof(self._one), 1
                 return
         header.pieces, header.count = self._start + IOVEC_SIZE * first, min(fit, MAX_PIECES)
@@ -130,17 +137,15 @@ class Vector:
             raise last_error()
         return moved
 
-    def _own(self) -> tuple[Pieces, NDArray[np.int64]]:
-        """Pieces of our own, and where each ends, counted from the start of the first."""
-        if self._pieces is None or self._ends is None:
+    def _own(self) -> tuple[memoryview[int], memoryview[int]]:
+        """Pieces of our own, as words, and where each ends."""
+        if self._words is None or self._ends is None:
             given = (ctypes.c_uint64 * (2 * self._count)).from_address(self._start)
-            self._pieces = np.frombuffer(memoryview(given), np.uint64).reshape(-1, 2).copy()
-            self._start = address_of(self._pieces)
-            self._ends = np.cumsum(self._pieces[:, 1], dtype=np.int64)
-        return self._pieces, self._ends
-
-    def _done(self, ends: NDArray[np.int64]) -> int:
-        return int(ends[-1]) - self.left
+            words = np.frombuffer(memoryview(given), np.uint64).copy()
+            self._words = words.data
+            self._start = address_of(words)
+            self._ends = np.cumsum(words[1::2], dtype=np.int64).data
+        return self._words, self._ends
 
 
 class Piece:

@@ -1,0 +1,79 @@
+"""Threads that compute are noticed, and a busy process is served by others all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+from tcp_harness import Here, OwnerProcess, work
+
+from tent_core.testing import wait_until
+from tent_core.types import Opcode, Status
+from tent_tcp.gil import GilWatch
+
+KIB = 1 << 10
+
+
+def test_a_thread_that_computes_is_noticed_and_its_end_as_well() -> None:
+    watch = GilWatch(50e-6)
+    wait_until(lambda: not watch.contended())
+    stop = threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    wait_until(watch.contended)
+    assert watch.spin_s(True) > watch.spin_s(False) == 50e-6
+    stop.set()
+    thread.join()
+    wait_until(lambda: not watch.contended())
+
+
+@pytest.mark.parametrize("allocated", [True, False], ids=["allocated", "registered"])
+def test_an_owner_whose_interpreter_runs_nothing_at_all_is_served_by_its_receiver(
+    here: Here, allocated: bool
+) -> None:
+    """A stopped process is the extreme of one whose interpreter is busy."""
+    with OwnerProcess() as owner:
+        local, remote = here.offer(64 * KIB, value=6), owner.offer(64 * KIB, allocated=allocated)
+        back = here.offer(64 * KIB)
+        endpoint = here.transport.connect(owner.peer())
+        os.kill(owner.pid, signal.SIGSTOP)
+        for opcode, buffer in ((Opcode.WRITE, local), (Opcode.READ, back)):
+            done = work(endpoint, opcode, [(buffer, 0, remote, 0, 64 * KIB)])
+            assert done.status[0] == Status.COMPLETED
+        os.kill(owner.pid, signal.SIGCONT)
+        assert set(owner.content(remote).tolist()) == {6}
+        assert set(here.arrays[back.id].tolist()) == {6}
+        endpoint.close("test")
+
+
+def test_transfers_of_any_size_work_beside_threads_that_compute(
+    owner: OwnerProcess, here: Here
+) -> None:
+    stop = threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    try:
+        for size in (100, 100 * KIB, 3000 * KIB, 20_000 * KIB):
+            local, remote = here.offer(size, value=3), owner.offer(size)
+            endpoint = here.transport.connect(owner.peer())
+            for opcode in (Opcode.WRITE, Opcode.READ):
+                for waiting in (True, False):
+                    done = work(endpoint, opcode, [(local, 0, remote, 0, size)], waiting=waiting)
+                    assert done.status[0] == Status.COMPLETED
+            assert set(owner.content(remote).tolist()) == {3}
+            endpoint.close("test")
+    finally:
+        stop.set()
+        thread.join()
