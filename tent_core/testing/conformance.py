@@ -64,7 +64,7 @@ def hammer(segment_name, buffer_name):
                 segment.write_many(source, offsets, remote, offsets[::-1], 1024)
                 rounds += 1
         except tent.TentError as error:
-            outcome.append(type(error).__name__)
+            outcome.append((type(error).__name__, str(error)))
             segment.close()
             source.unregister()
 
@@ -500,8 +500,8 @@ class TransportConformance:
                 array[:] = round_
                 _stays(array, round_)
                 elsewhere.run("hammering.join(10)")
-                (outcome,) = elsewhere.run("outcome")
-                assert outcome in ("StaleHandle", "BufferRevoked", "TransferFailed")
+                ((kind, text),) = elsewhere.run("outcome")
+                assert kind in ("StaleHandle", "BufferRevoked", "TransferFailed"), text
 
     @pytest.mark.parametrize("memory", [ALLOCATED, REGISTERED])
     @pytest.mark.parametrize("end", ["resume", "kill"])
