@@ -66,6 +66,7 @@ class Engine:
         from tent_core.control.plane import ControlPlane
         from tent_core.dispatch import Dispatcher
         from tent_core.hooks import Hooks
+        from tent_core.inspection import Inspector
         from tent_core.planning import Planner
         from tent_core.plugins import discover
         from tent_core.registry import BufferRegistry
@@ -74,6 +75,7 @@ class Engine:
 
         self._pid = os.getpid()
         self._closed = False
+        self._started = time.monotonic()
         self._lock = threading.Lock()
         registry = plugins if plugins is not None else discover()
         self.settings = configuration.load(config, registry)
@@ -124,6 +126,7 @@ class Engine:
                 {"engine": self},
             )
             self.dispatcher.relieve = self.roster.relieve
+            self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
             self._control.serve(self._segment, _Handler(self))
             idle = self.settings.peers.idle_timeout_s
             self._control.every(_tick_of(idle), partial(self.roster.retire_idle, idle))
@@ -408,6 +411,7 @@ class Engine:
         deadline = Deadline(DEFAULT_CLOSE_S if timeout is None else timeout)
         self._hooks.fire("tent_engine_stopping", engine=self)
         self.inbox.close()
+        self.inspector.close()
         self.roster.close(deadline.left)
         self._control.leave(max(0.2, min(deadline.left, 1.0)))
         held = self._buffers.withdraw_all(Deadline(min(deadline.left, 2.0)))
@@ -489,6 +493,15 @@ class _Handler:
         engine = self._engine()
         return engine is not None and engine.inbox.put(note)
 
+    def inspect(self) -> concurrent.futures.Future[bytes]:
+        """What the engine knows of itself and its peers, gathered in a thread of its own."""
+        engine = self._engine()
+        if engine is not None:
+            return engine.inspector.ask()
+        refused: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        refused.set_exception(ClosedError("the engine is closed"))
+        return refused
+
     def session_opened(self, info: SessionInfo) -> None:
         """A peer opened this engine's segment."""
         engine = self._engine()
@@ -500,6 +513,25 @@ class _Handler:
         engine = self._engine()
         if engine is not None and not engine._closed:
             engine.roster.session_departed(info, reason)
+
+
+def _document_of(engine: weakref.ref[Engine]) -> bytes:
+    from tent_core.inspection import document
+
+    found = engine()
+    if found is None:
+        raise ClosedError("the engine is closed")
+    stats = found.stats()
+    peers = stats.pop("peers")
+    facts = {
+        "engine": found.segment_name,
+        "incarnation": found.incarnation.hex(),
+        "pid": found._pid,
+        "uptime_s": round(time.monotonic() - found._started, 3),
+        "most_peers": found._control.most_peers,
+        "stats": stats,
+    }
+    return document(facts, peers.values())
 
 
 def _tick_of(idle_timeout_s: float) -> float:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tent_core import address, host
 from tent_core.address import Address
+from tent_core.control import probe, wire
 from tent_core.control import tent_pb2 as pb
-from tent_core.control import wire
 from tent_core.control.connection import Connection
 from tent_core.control.contract import PROTOCOL, ConnectionListener, ControlSettings, PeerSettings
-from tent_core.control.follow import said
+from tent_core.control.follow import FIRST_PAUSE_S, said
 from tent_core.control.link import Link
 from tent_core.control.loop import ControlLoop
 from tent_core.control.options import aio, client_options, grpc
+from tent_core.control.silence import Silence
 from tent_core.control.tent_pb2_grpc import ControlStub
 from tent_core.control.wire import WireError
 from tent_core.descriptor import PeerKey
@@ -33,6 +36,12 @@ from tent_core.segments import LocalSegment
 _LATER_S = 0.25
 _CANCELLED_S = 0.2
 """What connections get to close when the time for saying goodbye is over."""
+
+PROBE_S = 1.0
+"""How long a look for an engine may take."""
+
+_PROBES_AT_ONCE = 16
+"""So many looks are under way at once, at most: each costs a descriptor."""
 
 
 class ControlClient:
@@ -60,6 +69,9 @@ class ControlClient:
         self._all: set[Connection] = set()
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._partings: set[asyncio.Task[None]] = set()
+        self._silence = Silence(FIRST_PAUSE_S, settings.reconnect_max_s)
+        self._probers: dict[str, asyncio.Task[None]] = {}
+        self._probing = asyncio.Semaphore(_PROBES_AT_ONCE)
         self._periodic: list[asyncio.Task[None]] = []
 
     def serve(self, local: LocalSegment) -> None:
@@ -67,11 +79,16 @@ class ControlClient:
         self._local = local
 
     async def open(self, name: str, within: float, listener: ConnectionListener) -> Connection:
-        """The live connection to the engine that answers at `name`, made if there is none (single flight)."""
+        """The live connection to the engine that answers at `name`, made if there is none (single flight).
+
+        A name that is known to be silent fails at once.
+        """
         live = self._live.get(name)
         if live is not None:
             return live
         task = self._opening.get(name)
+        if task is None and (silent := self._silence.asked(self._loop.now(), name)):
+            raise UnknownSegment(silent)
         if task is None:
             work = self._dial(name, within, listener)
             task = self._opening[name] = asyncio.get_running_loop().create_task(work)
@@ -94,6 +111,28 @@ class ControlClient:
     def forget(self, connection: Connection) -> None:
         """Nothing of a connection is left."""
         self._all.discard(connection)
+
+    def unreachable(self, name: str, why: str) -> None:
+        """Nobody answers at `name`: let calls for it fail at once, and look for it."""
+        if self._closing:
+            return
+        pushed_out = self._silence.failed(self._loop.now(), name, why)
+        if pushed_out in self._probers:
+            self._probers.pop(pushed_out).cancel()
+        if name not in self._probers:
+            self._probers[name] = self._loop.spawn(self._look_for(name), f"look for {name}")
+
+    async def _look_for(self, name: str) -> None:
+        try:
+            while (pause := self._silence.pause(self._loop.now(), name)) is not None:
+                await asyncio.sleep(pause)
+                async with self._probing:
+                    if await probe.answers(address.parse(name), PROBE_S):
+                        self._silence.answered(name)
+                        self._log.info("peer_answers_again", peer=name)
+        finally:
+            if self._probers.get(name) is asyncio.current_task():
+                del self._probers[name]
 
     def every(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call()` every so many seconds until `stop`."""
@@ -118,7 +157,7 @@ class ControlClient:
         """Say goodbye to everybody, all at once, within about `within` seconds."""
         self._closing = True
         deadline = self._loop.now() + within
-        for task in (*set(self._opening.values()), *self._periodic):
+        for task in (*set(self._opening.values()), *self._periodic, *self._probers.values()):
             task.cancel()
         ends = [asyncio.ensure_future(connection.end(reason)) for connection in self._all]
         await _all_until(ends, deadline)
@@ -201,7 +240,10 @@ class ControlClient:
         try:
             response: pb.ConnectResponse = await _stub(channel).Connect(request, timeout=within)
         except aio.AioRpcError as error:
-            raise _nobody(name, error, within) from None
+            nobody = _nobody(name, error, within)
+            if error.code() in _SILENT and nobody.__cause__ is None:
+                self.unreachable(name, str(nobody))
+            raise nobody from nobody.__cause__
         if response.HasField("refused"):
             raise PeerRefused(f"the engine at {name} refused: {response.refused.reason}")
         return response
@@ -252,8 +294,18 @@ def _target(where: Address) -> str:
     return f"ipv4:{where}" if where.host.replace(".", "").isdigit() else f"dns:///{where}"
 
 
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
 def _nobody(name: str, error: Any, timeout: float) -> TentError:
+    """The error to raise; its cause is an OSError when this side lacks descriptors."""
     code = error.code()
+    if code is grpc.StatusCode.UNAVAILABLE and os.strerror(errno.EMFILE) in said(error):
+        lacking = UnknownSegment(
+            f"no descriptor is left to connect to {name}: raise the limit (ulimit -n)"
+        )
+        lacking.__cause__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return lacking
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnknownSegment(f"no engine answers at {name}: {said(error)}; is it running there?")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -15,6 +15,7 @@ from tent_core.control.contract import (
     ControlSettings,
 )
 from tent_core.control.follow import Follower, said
+from tent_core.control.goodbye import Goodbye
 from tent_core.control.link import Link, LinkState
 from tent_core.control.loop import ControlLoop
 from tent_core.control.options import aio, grpc
@@ -46,6 +47,10 @@ class Owner(Protocol):
 
     def part(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Carry on with its end, in the background."""
+        ...
+
+    def unreachable(self, name: str, why: str) -> None:
+        """Nobody answers at a peer's name."""
         ...
 
 
@@ -96,6 +101,7 @@ class Connection:
             self._adopted,
             self.depart,
             self._forgotten,
+            self._asked_to_retire,
             log,
         )
         self._unwatch = loop.processes.watch(process, self._process_ended)
@@ -162,18 +168,28 @@ class Connection:
         """Something suggests that the peer is gone: ask it now. Returns at once."""
         self._loop.call(self._suspect, str(cause) or type(cause).__name__)
 
-    def close(self, reason: str = "the connection was closed") -> None:
+    def report_idle(self, seconds: float | None) -> None:
+        """This side has had no use for the peer for so long, or has one (None). Returns at once.
+
+        To be called now and then: the peer is told what has changed, and asks idle ones when it needs room.
+        """
+        since = None if seconds is None else self._loop.now() - seconds
+        if self._follower.use.report(since):
+            self._loop.call(self._follower.tell)
+
+    def close(self, reason: str = "the connection was closed", *, retired: bool = False) -> None:
         """Say goodbye: this side touches the peer's memory no more. Idempotent; no event follows.
 
+        `retired`: the peer is let go of because nothing uses it, and this engine lives on.
         Waits for the answer at most `control.call_timeout_s`. If the peer cannot be reached it returns at
         once, and delivery goes on in the background.
         """
         if self._closed:
             return
         if self._loop.here:
-            self._loop.spawn(self.end(reason), f"close {self.key}")
+            self._loop.spawn(self.end(reason, retired), f"close {self.key}")
         else:
-            self._loop.run(self.end(reason), self._settings.call_timeout_s)
+            self._loop.run(self.end(reason, retired), self._settings.call_timeout_s)
 
     def __repr__(self) -> str:
         return f"<Connection to {self.key}: {self._link.state.value}, session {self.session:x}>"
@@ -190,16 +206,18 @@ class Connection:
                 f"{self.key.name} did not send its descriptor within {within:.3g} s"
             ) from None
 
-    def depart(self, reason: str, *, owes_goodbye: bool = True) -> None:
-        """The peer has departed: once, whoever finds out first."""
+    def depart(self, reason: str, *, owes_goodbye: bool = True, unreachable: bool = False) -> None:
+        """The peer has departed: once, whoever finds out first. `unreachable`: nobody answers at its name."""
         if not self._link.depart(reason, owes_goodbye=owes_goodbye):
             return
+        if unreachable:
+            self._owner.unreachable(self.key.name, f"peer {self.key} departed: {reason}")
         self._let_go(PeerDeparted(f"peer {self.key} departed: {reason}"))
         self._log.info("peer_lost", peer=str(self.key), reason=reason)
         if self._first.done():
             self._tell(self.listener.departed, reason)
 
-    async def end(self, reason: str) -> None:
+    async def end(self, reason: str, retired: bool = False) -> None:
         """As `close`."""
         if self._closed:
             return
@@ -208,12 +226,11 @@ class Connection:
         self._link.depart("it was closed here")
         self._let_go(ClosedError(f"the connection to {self.key} was closed: {reason}"))
         timeout = self._settings.call_timeout_s
-        if not self._link.owes_goodbye or (
-            was_up and await goodbye.say(self._stub, self.session, reason, timeout)
-        ):
+        last = Goodbye(self.session, reason, retired)
+        if not self._link.owes_goodbye or (was_up and await goodbye.say(self._stub, last, timeout)):
             await self.drop()
         else:
-            self._owner.part(self, self._part(reason))
+            self._owner.part(self, self._part(last))
 
     async def drop(self) -> None:
         """Close the channel; nothing is left after that."""
@@ -247,19 +264,21 @@ class Connection:
         if asyncio.current_task() is not self._following:
             self._following.cancel()
 
-    async def _part(self, reason: str) -> None:
+    async def _part(self, last: Goodbye) -> None:
         try:
             await goodbye.keep_saying(
                 self._loop,
                 self._settings,
                 self._stub,
                 self.key,
-                self.session,
                 self._process,
-                reason,
+                last,
             )
         finally:
             await self.drop()
+
+    def _asked_to_retire(self) -> None:
+        self._tell(self.listener.asked_to_retire)
 
     def _adopted(self, old: SegmentDescriptor | None, new: SegmentDescriptor) -> None:
         if not self._first.done():

@@ -19,6 +19,9 @@ NOTIFICATION_LIMIT = (64 << 10) - 64
 BOOTSTRAP_LIMIT = 1 << 20
 """Bytes of a bootstrap payload or of its answer."""
 
+INSPECT_LIMIT = 8 << 20
+"""Bytes of the document that answers an inspection."""
+
 
 class ControlSettings(Protocol):
     """The `control` section, as far as the control plane reads it. Times are seconds."""
@@ -85,7 +88,8 @@ class SessionInfo:
 
     `acknowledged` is the version up to which the peer has let go of all that was taken away; a peer that
     has not been sent a snapshot yet has -1 there, and holds nothing. `transports` are names and numbers
-    of those that run in the peer's engine.
+    of those that run in the peer's engine. `idle_since` is when the peer, as it says, began to have no use
+    for this engine, on the monotonic clock; None while it has one, or has not said.
     """
 
     session: int
@@ -95,6 +99,7 @@ class SessionInfo:
     acknowledged: int
     state: SessionState
     same_host: bool
+    idle_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,10 @@ class ControlHandler(Protocol):
         """The peer of a session has departed: called exactly once for each that was opened."""
         ...
 
+    def inspect(self) -> Future[bytes]:
+        """What the engine knows of itself and its peers: a JSON document of at most INSPECT_LIMIT bytes."""
+        ...
+
 
 class ConnectionListener(Protocol):
     """What an engine learns of a peer that it opened. Called on the control thread: return at once.
@@ -145,4 +154,8 @@ class ConnectionListener(Protocol):
 
     def departed(self, reason: str) -> None:
         """The peer has departed: once, and nothing follows. Let go of it, then close the connection."""
+        ...
+
+    def asked_to_retire(self) -> None:
+        """The peer needs room: if nothing here uses it, let go of it, then close the connection."""
         ...

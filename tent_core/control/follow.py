@@ -13,6 +13,7 @@ from tent_core.control.contract import ControlSettings
 from tent_core.control.link import Link, LinkState
 from tent_core.control.loop import ControlLoop
 from tent_core.control.options import aio, grpc
+from tent_core.control.use import Use
 from tent_core.control.wire import WireError
 from tent_core.descriptor import PeerKey, SegmentDescriptor
 
@@ -27,8 +28,10 @@ class Follower:
     """Follows one session and holds the newest snapshot. For the control thread.
 
     `adopted(old, new)` is called with each newer snapshot (old is None at the first), `departed(reason,
-    owes_goodbye=...)` when the stream shows that the peer has departed, `forgotten(message)` when the peer
-    knows no such session. The last two may come from `run`, whose task ends after them.
+    owes_goodbye=..., unreachable=...)` when the stream shows that the peer has departed, `forgotten(message)`
+    when the peer knows no such session, `retire()` when it asks this side to let go of it. All but the first
+    may come from `run`; its task ends after the second and the third. `use` is what the peer is told of
+    this side's use of it: report to it, then `tell`.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Follower:
         adopted: Callable[[SegmentDescriptor | None, SegmentDescriptor], None],
         departed: Callable[..., None],
         forgotten: Callable[[pb.Forgotten], None],
+        retire: Callable[[], None],
         log: Any,
     ) -> None:
         self._loop = loop
@@ -53,10 +57,12 @@ class Follower:
         self._adopted = adopted
         self._departed = departed
         self._forgotten = forgotten
+        self._retire = retire
         self._log = log
         self.snapshot: SegmentDescriptor | None = None
+        self.use = Use()
         self._acknowledged: int | None = None
-        self._to_acknowledge = asyncio.Event()
+        self._to_tell = asyncio.Event()
         self._call: Any = None
         self._cut = ""
 
@@ -71,7 +77,11 @@ class Follower:
         """Have `version` acknowledged, now or when the stream is back."""
         if self._acknowledged is None or version > self._acknowledged:
             self._acknowledged = version
-            self._to_acknowledge.set()
+            self._to_tell.set()
+
+    def tell(self) -> None:
+        """Have what `use` says told, now or when the stream is back."""
+        self._to_tell.set()
 
     def cut(self, cause: str) -> None:
         """The stream is up and yet dead: give it up and bring it back."""
@@ -82,7 +92,7 @@ class Follower:
     def release(self) -> None:
         """Refer to nothing but the last snapshot; `run` has ended or been cancelled."""
         self._call = self._stub = None
-        self._adopted = self._departed = self._forgotten = _ignored
+        self._adopted = self._departed = self._forgotten = self._retire = _ignored
 
     async def run(self) -> None:
         """Keep the stream up until the peer has departed."""
@@ -101,7 +111,7 @@ class Follower:
             now = self._loop.now()
             self._link.broken(now, cause)
             if overdue := self._link.overdue(now):
-                self._departed(overdue)
+                self._departed(overdue, unreachable=True)
                 return
             await asyncio.sleep(min(pause, max(0.0, self._link.ends - now)))
             pause = min(2 * pause, self._settings.reconnect_max_s)
@@ -112,10 +122,11 @@ class Follower:
         writer: asyncio.Task[None] | None = None
         limit = min(self._settings.call_timeout_s, max(0.01, self._link.ends - self._loop.now()))
         try:
-            if not await self._greet(call, limit):
+            told = self._acknowledged, self.use.since
+            if not await self._greet(call, self._hello(), limit):
                 return "it does not welcome the watch stream"
             self._link.up()
-            writer = self._loop.spawn(self._write(call), f"acknowledge {self._key}")
+            writer = self._loop.spawn(self._write(call, told), f"tell {self._key}")
             await self._read(call)
             return "it ended the watch stream"
         except TimeoutError:
@@ -140,14 +151,23 @@ class Follower:
         hello = pb.WatchRequest.Hello(
             holds_snapshot=held is not None, version=0 if held is None else held.version
         )
-        return pb.WatchRequest(session=self._session, acknowledged=self._acknowledged, hello=hello)
+        return pb.WatchRequest(
+            session=self._session,
+            acknowledged=self._acknowledged,
+            hello=hello,
+            use=self._use_since(self.use.since),
+        )
 
-    async def _greet(self, call: Any, within: float) -> bool:
+    def _use_since(self, since: float | None) -> pb.WatchRequest.Use:
+        idle_s = 0.0 if since is None else max(0.0, self._loop.now() - since)
+        return pb.WatchRequest.Use(idle=since is not None, idle_ms=round(1000 * idle_s))
+
+    async def _greet(self, call: Any, hello: pb.WatchRequest, within: float) -> bool:
         """Whether the peer welcomes the stream. Raises TimeoutError."""
         limit = asyncio.timeout(within)
         try:
             async with limit:
-                await call.write(self._hello())
+                await call.write(hello)
                 message = await call.read()
         finally:
             del limit  # it refers to the task, whose cancellation would refer to it
@@ -175,18 +195,25 @@ class Follower:
             self._departed(f"it said goodbye: {message.farewell.reason}", owes_goodbye=False)
         elif message.HasField("forgotten"):
             self._forgotten(message.forgotten)
+        elif message.HasField("retire"):
+            self._retire()
 
-    async def _write(self, call: Any) -> None:
-        """Send acknowledgements, the newest only, while the stream is up."""
-        sent = self._acknowledged
+    async def _write(self, call: Any, told: tuple[int | None, float | None]) -> None:
+        """Send acknowledgements and reports of use, the newest only, while the stream is up."""
         with contextlib.suppress(*_NOT_RUNNING):
             while True:
-                self._to_acknowledge.clear()
-                if self._acknowledged != sent:
-                    sent = self._acknowledged
-                    await call.write(pb.WatchRequest(session=self._session, acknowledged=sent))
+                self._to_tell.clear()
+                now = self._acknowledged, self.use.since
+                if now == told:
+                    await self._to_tell.wait()
                     continue
-                await self._to_acknowledge.wait()
+                message = pb.WatchRequest(session=self._session)
+                if now[0] is not None and now[0] != told[0]:
+                    message.acknowledged = now[0]
+                if now[1] != told[1]:
+                    message.use.CopyFrom(self._use_since(now[1]))
+                told = now
+                await call.write(message)
 
 
 def _ignored(*_: object, **__: object) -> None:

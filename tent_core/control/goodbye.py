@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 from tent_core import address, host
@@ -18,9 +19,20 @@ UNWATCHED_S = 600.0
 """How long a goodbye is repeated to a peer on this machine whose process cannot be watched from here."""
 
 
-async def say(stub: Any, session: int, reason: str, within: float) -> bool:
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Why a session ends. `retired`: the engine lives on, and comes back when it needs the peer."""
+
+    session: int
+    reason: str
+    retired: bool
+
+
+async def say(stub: Any, goodbye: Goodbye, within: float) -> bool:
     """Whether the peer has heard it (or knows nothing of the session)."""
-    request = pb.GoodbyeRequest(session=session, reason=reason[:500])
+    request = pb.GoodbyeRequest(
+        session=goodbye.session, reason=goodbye.reason[:500], retired=goodbye.retired
+    )
     try:
         await stub.Goodbye(request, timeout=within)
     except aio.AioRpcError:
@@ -33,9 +45,8 @@ async def keep_saying(
     settings: ControlSettings,
     stub: Any,
     key: PeerKey,
-    session: int,
     process: HostIdentity,
-    reason: str,
+    goodbye: Goodbye,
 ) -> None:
     """Deliver a goodbye that could not be delivered at once.
 
@@ -49,7 +60,7 @@ async def keep_saying(
     gives_up = float("inf") if host.same_pids(own, process) else loop.now() + UNWATCHED_S
     pause = FIRST_PAUSE_S
     try:
-        while not await say(stub, session, reason, settings.call_timeout_s):
+        while not await say(stub, goodbye, settings.call_timeout_s):
             if not process.same_machine(own) or loop.now() > gives_up:
                 return
             if await _is_refused(key, settings.call_timeout_s):

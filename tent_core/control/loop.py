@@ -8,6 +8,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tent_core.control.options import aio
@@ -23,6 +24,8 @@ _MARGIN_S = 1.0
 
 _RESERVED_DESCRIPTORS = 64
 _DESCRIPTORS_PER_PEER = 3  # a connection each way, and a pidfd
+_MOST_WAITING = 256
+_WAITING_SHARE = 8  # one of so many descriptors that are left is for a newcomer that waits
 
 _lock = threading.Lock()
 _current: ControlLoop | None = None
@@ -216,9 +219,23 @@ def raise_descriptor_limit() -> int:
     return wanted
 
 
-def most_peers(limit: int, maximum: int) -> int:
-    """How many sessions fit under `limit` descriptors (at EMFILE gRPC accepts nobody), at most `maximum`."""
-    return max(1, min(maximum, (limit - _RESERVED_DESCRIPTORS) // _DESCRIPTORS_PER_PEER))
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many peers an engine keeps each way, how many more may wait for room, and what limits them."""
+
+    peers: int
+    waiting: int
+    limit: str
+
+
+def capacity(limit: int, maximum: int) -> Capacity:
+    """What fits under `limit` descriptors (at EMFILE gRPC accepts nobody), with at most `maximum` peers."""
+    left = limit - _RESERVED_DESCRIPTORS
+    waiting = max(1, min(_MOST_WAITING, left // _WAITING_SHARE))
+    fitting = max(1, (left - waiting) // _DESCRIPTORS_PER_PEER)
+    if maximum <= fitting:
+        return Capacity(maximum, waiting, "peers.max")
+    return Capacity(fitting, waiting, f"the limit of {limit} descriptors")
 
 
 def _most_descriptors() -> int:

@@ -22,11 +22,12 @@ from tent_core.control.contract import (
 )
 from tent_core.control.loop import (
     acquire,
+    capacity,
     in_forked_child,
-    most_peers,
     raise_descriptor_limit,
     release,
 )
+from tent_core.control.pressure import Pressure
 from tent_core.control.server import ControlServer
 from tent_core.control.sessions import Sessions
 from tent_core.errors import ClosedError, UsageError
@@ -54,15 +55,19 @@ class ControlPlane:
     def __init__(self, control: ControlSettings, peers: PeerSettings, log: Any) -> None:
         self._settings = control
         self._loop = acquire(log)
-        self.most_peers = most_peers(raise_descriptor_limit(), peers.max)
+        room = capacity(raise_descriptor_limit(), peers.max)
+        self.most_peers = room.peers
         """How many peers this engine keeps each way: `peers.max`, or what the limit of descriptors allows."""
         sessions = Sessions(
             host.identify(),
             peers.grace_s,
-            self.most_peers,
+            room.peers,
+            room.limit,
             lambda: secrets.randbits(64),
         )
-        self._server = ControlServer(self._loop, control, sessions, log, self._peer_connected)
+        self._server = ControlServer(
+            self._loop, control, sessions, Pressure(room.waiting), log, self._peer_connected
+        )
         self._client = ControlClient(
             self._loop, control, peers, log, self._server.other_incarnation
         )

@@ -24,11 +24,14 @@ from tent_core.control.contract import (
 )
 from tent_core.control.listen import why_not_bound
 from tent_core.control.loop import ControlLoop
+from tent_core.control.nearby import is_nearby
 from tent_core.control.options import aio, grpc, server_options
+from tent_core.control.pressure import ANSWER_S, Place, Pressure
 from tent_core.control.sessions import Departed, Event, Full, Gone, Opened, Sessions
 from tent_core.control.wire import WireError
 from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TentError
+from tent_core.log import RateLimited
 from tent_core.segments import LocalSegment
 
 LAST_WORDS_S = 1.0
@@ -36,6 +39,14 @@ LAST_WORDS_S = 1.0
 
 _CANCELLED_S = 0.2
 """What calls that still run get when the server stops."""
+
+
+class _Refused(Exception):
+    """A call that is answered with a status and a text of its own."""
+
+    def __init__(self, code: Any, text: str) -> None:
+        self.code = code
+        super().__init__(text)
 
 
 class Malformed:
@@ -52,6 +63,8 @@ class _Stream:
         self._task = asyncio.current_task()
         self._limit: asyncio.TimerHandle | None = None
         self.wake = asyncio.Event()
+        self.retire = False
+        """Whether the peer is to be asked to retire."""
         self.last: pb.WatchResponse | None = None
         """What is said last; the stream ends with it."""
         self.ended = False
@@ -80,13 +93,16 @@ class ControlServer:
         loop: ControlLoop,
         settings: ControlSettings,
         sessions: Sessions,
+        pressure: Pressure,
         log: Any,
         appeared: Callable[[PeerKey], None],
     ) -> None:
         self._loop = loop
         self._settings = settings
         self._sessions = sessions
+        self._pressure = pressure
         self._log = log
+        self._refusals = RateLimited(log, by=())
         self._appeared = appeared
         self._host = host.identify()
         self._server: Any = None
@@ -129,6 +145,8 @@ class ControlServer:
     async def stop(self, reason: str, within: float) -> None:
         """Say farewell to everybody and end, within `within` seconds. No handler is called any more."""
         self._closing = reason
+        self._changed()  # who waits for room waits no longer
+        self._refusals.flush()
         self._unwatch()
         if self._timer is not None:
             self._timer.cancel()
@@ -181,18 +199,64 @@ class ControlServer:
             response.other_name.SetInParent()
             return response
         self._appeared(key)
-        try:
-            session, events = self._sessions.connect(
-                self._loop.now(), key, request.nonce, caller, transports
-            )
-        except Full as full:
-            self._carry_out(full.events)
-            response.refused.reason = str(full)
-            self._log.warning("peer_refused", peer=str(key), reason=str(full))
-            return response
-        response.accepted.session = session
-        self._carry_out(events)
+        connect = partial(
+            self._sessions.connect,
+            key=key,
+            nonce=request.nonce,
+            host=caller,
+            transports=transports,
+        )
+        admitted = await self._admit(key, context.time_remaining(), connect)
+        if isinstance(admitted, int):
+            response.accepted.session = admitted
+        else:
+            response.refused.reason = admitted
+            self._refusals.warning("peer_refused", peer=str(key), reason=admitted)
         return response
+
+    async def _admit(
+        self,
+        key: PeerKey,
+        within: float | None,
+        connect: Callable[[float], tuple[int, list[Event]]],
+    ) -> int | str:
+        """A session for `key`, for which it waits in line when there is no room; or why it got none."""
+        place: Place | None = None
+        came = self._loop.now()
+        try:
+            while True:
+                mark, now = self._generation, self._loop.now()
+                if self._closing is not None:
+                    return f"it is closing: {self._closing}"
+                if self._pressure.is_next(place) or self._sessions.knows(key.name):
+                    try:
+                        session, events = connect(now)
+                    except Full as full:
+                        self._carry_out(full.events)
+                    else:
+                        self._carry_out(events)
+                        return session
+                if place is None:
+                    place = self._pressure.arrive(now, within)
+                    self._ask_to_retire(now)
+                if place is None:
+                    return f"{self._sessions.full()}; {len(self._pressure)} others wait already"
+                if now >= place.until:
+                    return f"{self._sessions.full()}; nobody made room within {now - came:.1f} s"
+                if self._pressure.is_next(place):
+                    self._ask_to_retire(now)
+                await self.changed(mark, min(place.until - now, ANSWER_S))
+        finally:
+            if place is not None:
+                self._pressure.leave(place)
+                self._changed()  # it is another one's turn
+
+    def _ask_to_retire(self, now: float) -> None:
+        for session in self._pressure.ask(now, self._sessions.idle()):
+            stream = self._streams.get(session)
+            if stream is not None:
+                stream.retire = True
+                stream.wake.set()
 
     def _refusal(
         self, request: pb.ConnectRequest, key: PeerKey, local: SegmentDescriptor
@@ -227,8 +291,7 @@ class ControlServer:
         if self._closing is not None:
             await context.write(self._farewell(session))
             return
-        if hello.HasField("acknowledged"):
-            self._acknowledge(session, hello.acknowledged)
+        self._take(session, hello)
         replaced = self._streams.get(session)
         if replaced is not None:
             replaced.end(None)
@@ -315,9 +378,31 @@ class ControlServer:
         return pb.NotifyResponse(taken=pb.NotifyResponse.Taken(through=through, full=full))
 
     async def goodbye(self, request: pb.GoodbyeRequest, context: Any) -> pb.GoodbyeResponse:
-        known, events = self._sessions.goodbye(request.session, request.reason[:1000])
+        known, events = self._sessions.goodbye(
+            request.session, request.reason[:1000], retired=request.retired
+        )
         self._carry_out(events)
         return pb.GoodbyeResponse(known=known)
+
+    async def inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
+        if not is_nearby(context.peer()):
+            raise _Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "an engine may be inspected from its own machine only, and this call comes from "
+                f"{context.peer()}",
+            )
+        left = context.time_remaining()
+        timeout = self._settings.call_timeout_s if left is None else left
+        try:
+            document = await asyncio.wait_for(asyncio.wrap_future(self._handler.inspect()), timeout)
+        except TimeoutError:
+            raise _Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"the engine has not gathered it within {timeout:.3g} s",
+            ) from None
+        except TentError as error:
+            raise _Refused(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+        return pb.InspectResponse(document=document)
 
     # ---------------------------------------------------------------- watch streams
 
@@ -327,6 +412,11 @@ class ControlServer:
         """Send what the peer lacks, again and again, until the stream ends."""
         while not stream.ended:
             stream.wake.clear()
+            if stream.retire:
+                stream.retire = False
+                retire = pb.WatchResponse.Retire()
+                await context.write(pb.WatchResponse(session=session, retire=retire))
+                continue
             newest = self._local.snapshot
             if held is None or newest.version != held.version:
                 self._sessions.sent(session, newest.version)
@@ -340,7 +430,7 @@ class ControlServer:
             await context.write(stream.last)
 
     async def _read(self, session: int, stream: _Stream, context: Any) -> None:
-        """Take acknowledgements until the peer ends the stream or makes a mistake."""
+        """Take what the peer says until it ends the stream or makes a mistake."""
         try:
             while (message := await context.read()) is not aio.EOF:
                 if (
@@ -348,15 +438,22 @@ class ControlServer:
                     or message.session != session
                     or message.HasField("hello")
                 ):
-                    raise WireError(
-                        "a message on a watch stream that is no acknowledgement of its session"
-                    )
-                if message.HasField("acknowledged"):
-                    self._acknowledge(session, message.acknowledged)
+                    raise WireError("a message on a watch stream that is not of its session")
+                self._take(session, message)
         except WireError as error:
             stream.mistake = str(error)
         finally:
             stream.end(stream.last)
+
+    def _take(self, session: int, message: pb.WatchRequest) -> None:
+        if message.HasField("acknowledged"):
+            self._acknowledge(session, message.acknowledged)
+        if message.HasField("use"):
+            use = message.use
+            idle_s = use.idle_ms / 1000 if use.idle else None
+            self._sessions.report(self._loop.now(), session, idle_s)
+            if len(self._pressure):
+                self._changed()  # it may be asked to retire
 
     def _acknowledge(self, session: int, version: int) -> None:
         if version > self._local.snapshot.version:
@@ -457,6 +554,7 @@ class ControlServer:
             "Bootstrap": handler(one, self.bootstrap, pb.BootstrapRequest, pb.BootstrapResponse),
             "Notify": handler(one, self.notify, pb.NotifyRequest, pb.NotifyResponse),
             "Goodbye": handler(one, self.goodbye, pb.GoodbyeRequest, pb.GoodbyeResponse),
+            "Inspect": handler(one, self.inspect, pb.InspectRequest, pb.InspectResponse),
         }
         return grpc.method_handlers_generic_handler("tent.v1.Control", methods)
 
@@ -470,6 +568,8 @@ class ControlServer:
                 if isinstance(request, Malformed):
                     raise WireError(request.text)
                 return await method(request, context)
+            except _Refused as refused:
+                code, text = refused.code, str(refused)
             except WireError as error:
                 code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
             except Exception as error:

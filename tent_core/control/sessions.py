@@ -57,18 +57,16 @@ Event = Opened | Departed | Gone
 class Full(Exception):
     """No further session is taken. `events` happened all the same: what has departed stays departed."""
 
-    def __init__(self, most: int, holders: int, events: list[Event]) -> None:
+    def __init__(self, why: str, events: list[Event]) -> None:
         self.events = events
-        super().__init__(
-            f"it keeps {most} sessions already, {holders} of them of departed peers whose processes still "
-            "live: close some, or raise peers.max and the limit of descriptors there"
-        )
+        super().__init__(why)
 
 
 @dataclass(slots=True)
 class _Session:
     info: SessionInfo
     nonce: int
+    opened: float
     broken_since: float
     notified: int = 0
 
@@ -77,15 +75,16 @@ class Sessions:
     """All sessions of one engine. Not thread-safe: for the control thread.
 
     `draw` makes session numbers (random, never 0), `grace_s` is the time that a peer has to come back,
-    `most` bounds sessions and holders together.
+    `most` bounds sessions and holders together, and `limit` says what `most` comes from.
     """
 
     def __init__(
-        self, host: HostIdentity, grace_s: float, most: int, draw: Callable[[], int]
+        self, host: HostIdentity, grace_s: float, most: int, limit: str, draw: Callable[[], int]
     ) -> None:
         self._host = host
         self._grace_s = grace_s
         self._most = most
+        self._limit = limit
         self._draw = draw
         self._live: dict[int, _Session] = {}
         self._holders: dict[int, _Session] = {}
@@ -117,7 +116,7 @@ class Sessions:
             )
             events += self._depart(held, reason)
         if len(self._live) + len(self._holders) >= self._most:
-            raise Full(self._most, len(self._holders), events)
+            raise Full(self.full(), events)
         while (number := self._draw()) == 0 or number in self._live or number in self._holders:
             pass
         info = SessionInfo(
@@ -129,9 +128,20 @@ class Sessions:
             SessionState.BROKEN,
             self._host.same_machine(host),
         )
-        self._live[number] = _Session(info, nonce, now)
+        self._live[number] = _Session(info, nonce, now, now)
         self._by_name[key.name] = number
         return number, [*events, Opened(info)]
+
+    def full(self) -> str:
+        """Why there is no room when there is none."""
+        return (
+            f"it keeps {self._most} sessions already, {len(self._holders)} of them of departed peers whose "
+            f"processes still live: close some, or raise {self._limit} there"
+        )
+
+    def knows(self, name: str) -> bool:
+        """Whether a peer of that name has a live session, whose place it would take."""
+        return name in self._by_name
 
     def get(self, session: int) -> SessionInfo | None:
         """The live session of that number, or None when it is not (or no longer) known."""
@@ -166,6 +176,21 @@ class Sessions:
         if held is not None and held.info.acknowledged != NOTHING_SENT:
             held.info = replace(held.info, acknowledged=max(held.info.acknowledged, version))
 
+    def report(self, now: float, session: int, idle_s: float | None) -> None:
+        """A peer says for how long it has been idle, or that it is not (None). Nothing if it is not live."""
+        held = self._live.get(session)
+        if held is not None:
+            since = None if idle_s is None else max(held.opened, now - idle_s)
+            held.info = replace(held.info, idle_since=since)
+
+    def idle(self) -> dict[int, float]:
+        """The sessions whose peers are idle, as they say, and can be asked to retire; since when each is."""
+        return {
+            number: held.info.idle_since
+            for number, held in self._live.items()
+            if held.info.idle_since is not None and held.info.state is SessionState.OPEN
+        }
+
     def notified(self, session: int) -> int:
         """The highest sequence number of a notification that was taken in a live session."""
         return self._live[session].notified
@@ -174,11 +199,17 @@ class Sessions:
         """A notification was taken: this and lower numbers are duplicates from now on."""
         self._live[session].notified = sequence
 
-    def goodbye(self, session: int, reason: str) -> tuple[bool, list[Event]]:
-        """The peer said goodbye: it touches nothing any more. Answers whether the session was known."""
+    def goodbye(
+        self, session: int, reason: str, *, retired: bool = False
+    ) -> tuple[bool, list[Event]]:
+        """The peer said goodbye: it touches nothing any more. Answers whether the session was known.
+
+        One that has `retired` lives on, and comes back when it needs this engine.
+        """
         held = self._live.get(session)
         if held is not None:
-            return True, self._depart(held, f"it said goodbye: {reason}", holds=False)
+            said = "it retired" if retired else "it said goodbye"
+            return True, self._depart(held, f"{said}: {reason}", holds=False)
         if self._holders.pop(session, None) is not None:
             return True, [Gone(session)]
         return False, []

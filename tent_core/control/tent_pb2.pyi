@@ -261,7 +261,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[ConnectResponse.Accepted, _Mapping]] = ..., refused: _Optional[_Union[ConnectResponse.Refused, _Mapping]] = ..., other_name: _Optional[_Union[ConnectResponse.OtherName, _Mapping]] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., host: _Optional[_Union[Host, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("session", "acknowledged", "hello")
+    __slots__ = ("session", "acknowledged", "hello", "use")
     class Hello(_message.Message):
         __slots__ = ("holds_snapshot", "version")
         HOLDS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -269,16 +269,25 @@ class WatchRequest(_message.Message):
         holds_snapshot: bool
         version: int
         def __init__(self, holds_snapshot: bool = ..., version: _Optional[int] = ...) -> None: ...
+    class Use(_message.Message):
+        __slots__ = ("idle", "idle_ms")
+        IDLE_FIELD_NUMBER: _ClassVar[int]
+        IDLE_MS_FIELD_NUMBER: _ClassVar[int]
+        idle: bool
+        idle_ms: int
+        def __init__(self, idle: bool = ..., idle_ms: _Optional[int] = ...) -> None: ...
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
     session: int
     acknowledged: int
     hello: WatchRequest.Hello
-    def __init__(self, session: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[WatchRequest.Hello, _Mapping]] = ...) -> None: ...
+    use: WatchRequest.Use
+    def __init__(self, session: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[WatchRequest.Hello, _Mapping]] = ..., use: _Optional[_Union[WatchRequest.Use, _Mapping]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("session", "welcome", "fragment", "farewell", "forgotten")
+    __slots__ = ("session", "welcome", "fragment", "farewell", "forgotten", "retire")
     class Welcome(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
@@ -287,17 +296,22 @@ class WatchResponse(_message.Message):
         REASON_FIELD_NUMBER: _ClassVar[int]
         reason: str
         def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    class Retire(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    RETIRE_FIELD_NUMBER: _ClassVar[int]
     session: int
     welcome: WatchResponse.Welcome
     fragment: Fragment
     farewell: WatchResponse.Farewell
     forgotten: Forgotten
-    def __init__(self, session: _Optional[int] = ..., welcome: _Optional[_Union[WatchResponse.Welcome, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., farewell: _Optional[_Union[WatchResponse.Farewell, _Mapping]] = ..., forgotten: _Optional[_Union[Forgotten, _Mapping]] = ...) -> None: ...
+    retire: WatchResponse.Retire
+    def __init__(self, session: _Optional[int] = ..., welcome: _Optional[_Union[WatchResponse.Welcome, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., farewell: _Optional[_Union[WatchResponse.Farewell, _Mapping]] = ..., forgotten: _Optional[_Union[Forgotten, _Mapping]] = ..., retire: _Optional[_Union[WatchResponse.Retire, _Mapping]] = ...) -> None: ...
 
 class GetSegmentRequest(_message.Message):
     __slots__ = ("session", "holds_snapshot", "version")
@@ -378,15 +392,27 @@ class NotifyResponse(_message.Message):
     def __init__(self, taken: _Optional[_Union[NotifyResponse.Taken, _Mapping]] = ..., forgotten: _Optional[_Union[Forgotten, _Mapping]] = ...) -> None: ...
 
 class GoodbyeRequest(_message.Message):
-    __slots__ = ("session", "reason")
+    __slots__ = ("session", "reason", "retired")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
     session: int
     reason: str
-    def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    retired: bool
+    def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ..., retired: bool = ...) -> None: ...
 
 class GoodbyeResponse(_message.Message):
     __slots__ = ("known",)
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     known: bool
     def __init__(self, known: bool = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InspectResponse(_message.Message):
+    __slots__ = ("document",)
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    document: bytes
+    def __init__(self, document: _Optional[bytes] = ...) -> None: ...

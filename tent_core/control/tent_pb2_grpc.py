@@ -45,6 +45,11 @@ class ControlStub(object):
                 request_serializer=tent__core_dot_control_dot_tent__pb2.GoodbyeRequest.SerializeToString,
                 response_deserializer=tent__core_dot_control_dot_tent__pb2.GoodbyeResponse.FromString,
                 )
+        self.Inspect = channel.unary_unary(
+                '/tent.v1.Control/Inspect',
+                request_serializer=tent__core_dot_control_dot_tent__pb2.InspectRequest.SerializeToString,
+                response_deserializer=tent__core_dot_control_dot_tent__pb2.InspectResponse.FromString,
+                )
 
 
 class ControlServicer(object):
@@ -93,6 +98,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """What the engine knows of itself and its peers, for people on its own machine. Opens nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Goodbye,
                     request_deserializer=tent__core_dot_control_dot_tent__pb2.GoodbyeRequest.FromString,
                     response_serializer=tent__core_dot_control_dot_tent__pb2.GoodbyeResponse.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=tent__core_dot_control_dot_tent__pb2.InspectRequest.FromString,
+                    response_serializer=tent__core_dot_control_dot_tent__pb2.InspectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -236,5 +253,22 @@ class Control(object):
         return grpc.experimental.unary_unary(request, target, '/tent.v1.Control/Goodbye',
             tent__core_dot_control_dot_tent__pb2.GoodbyeRequest.SerializeToString,
             tent__core_dot_control_dot_tent__pb2.GoodbyeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/tent.v1.Control/Inspect',
+            tent__core_dot_control_dot_tent__pb2.InspectRequest.SerializeToString,
+            tent__core_dot_control_dot_tent__pb2.InspectResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

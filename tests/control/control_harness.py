@@ -60,6 +60,7 @@ class Handler:
     departed: list[tuple[SessionInfo, str]] = field(default_factory=list)
     bootstraps: list[tuple[PeerKey, str, int, bytes]] = field(default_factory=list)
     answer: Any = None
+    document: bytes | None = None
 
     def bootstrap(
         self, peer: PeerKey, transport: str, number: int, payload: bytes
@@ -86,6 +87,12 @@ class Handler:
     def session_departed(self, info: SessionInfo, reason: str) -> None:
         self.departed.append((info, reason))
 
+    def inspect(self) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        if self.document is not None:
+            future.set_result(self.document)
+        return future
+
 
 @dataclass
 class Listener:
@@ -93,12 +100,16 @@ class Listener:
 
     updates: list[tuple[SegmentDescriptor, SegmentDescriptor]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    asked: int = 0
 
     def updated(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         self.updates.append((old, new))
 
     def departed(self, reason: str) -> None:
         self.reasons.append(reason)
+
+    def asked_to_retire(self) -> None:
+        self.asked += 1
 
 
 class Side:

@@ -166,9 +166,16 @@ def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) ->
     assert loops.raise_descriptor_limit() == 64
 
 
-@pytest.mark.parametrize(("limit", "most"), [(1_000_000, 4096), (256, 64), (64, 1), (10, 1)])
-def test_sessions_are_kept_below_the_limit_of_descriptors(limit: int, most: int) -> None:
-    assert loops.most_peers(limit, 4096) == most
+@pytest.mark.parametrize(
+    ("limit", "most", "waiting"),
+    [(1_000_000, 4096, 256), (256, 56, 24), (64, 1, 1), (10, 1, 1)],
+)
+def test_sessions_are_kept_below_the_limit_of_descriptors(
+    limit: int, most: int, waiting: int
+) -> None:
+    found = loops.capacity(limit, 4096)
+    assert (found.peers, found.waiting) == (most, waiting)
+    assert found.limit == ("peers.max" if most == 4096 else f"the limit of {limit} descriptors")
 
 
 FORK = """

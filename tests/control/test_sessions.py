@@ -24,7 +24,7 @@ def key(name: str = "a:1", incarnation: int = 1) -> PeerKey:
 
 
 def sessions(most: int = 100) -> Sessions:
-    return Sessions(HERE, GRACE_S, most, itertools.count(1).__next__)
+    return Sessions(HERE, GRACE_S, most, "peers.max", itertools.count(1).__next__)
 
 
 def watched(it: Sessions, host: HostIdentity = NEIGHBOUR, name: str = "a:1", nonce: int = 1) -> int:
