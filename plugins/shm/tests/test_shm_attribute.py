@@ -8,10 +8,13 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tent_shm.attribute import BufferAttribute, Malformed, ProcessAttribute, SharedFile
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that does other things as well is no failure."""
 
 FILES = st.builds(
     SharedFile,
@@ -34,16 +37,19 @@ PROCESSES = st.builds(
 PROCESS = ProcessAttribute(str(uuid.UUID(int=1)), 4, 10, 11, 99, 4096, SharedFile(3, 1, 2, 4096))
 
 
+@PATIENT
 @given(PROCESSES)
 def test_a_process_attribute_survives_the_wire(process: ProcessAttribute) -> None:
     assert ProcessAttribute.decode(process.encode()) == process
 
 
+@PATIENT
 @given(st.none() | FILES)
 def test_a_buffer_attribute_survives_the_wire(file: SharedFile | None) -> None:
     assert BufferAttribute.decode(BufferAttribute(file).encode()) == BufferAttribute(file)
 
 
+@PATIENT
 @given(st.binary(max_size=200))
 def test_random_bytes_are_malformed_or_an_attribute_that_writes_the_same_bytes(
     payload: bytes,
@@ -56,6 +62,7 @@ def test_random_bytes_are_malformed_or_an_attribute_that_writes_the_same_bytes(
         assert found.encode() == payload
 
 
+@PATIENT
 @given(PROCESSES, st.data())
 def test_a_mutated_process_attribute_is_malformed_or_another_valid_one(
     process: ProcessAttribute, data: st.DataObject

@@ -6,12 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tent_core.types import Opcode
 from tent_core.work import Iovecs
 from tent_shm.stream import Ends, Gap, Stream, part, row_at, runs, runs_of, settle, shares, window
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that does other things as well is no failure."""
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 FAR = 1 << 62  # addresses near the top, where a float would lose bytes
@@ -31,6 +34,7 @@ def addresses(iovecs: Iovecs) -> list[int]:
     return [int(a) + i for a, n in iovecs for i in range(int(n))]
 
 
+@PATIENT
 @given(LENGTHS, st.integers(1, 5), st.integers(1, 50), st.data())
 def test_windows_cover_a_range_byte_by_byte_within_their_limits(
     lengths: list[int], pieces: int, size: int, data: st.DataObject
@@ -52,6 +56,7 @@ def test_windows_cover_a_range_byte_by_byte_within_their_limits(
     assert found == addresses(iovecs)[start:stop]
 
 
+@PATIENT
 @given(LENGTHS)
 def test_cutting_a_stream_does_not_change_it(lengths: list[int]) -> None:
     iovecs, ends = stream(lengths)
@@ -60,6 +65,7 @@ def test_cutting_a_stream_does_not_change_it(lengths: list[int]) -> None:
     assert (iovecs == before).all()
 
 
+@PATIENT
 @given(LENGTHS, st.integers(1, 6), st.sampled_from([1, 4, 16]))
 def test_shares_cover_the_whole_stream_in_order(lengths: list[int], count: int, align: int) -> None:
     _, ends = stream(lengths)
@@ -76,6 +82,7 @@ def test_shares_of_small_requests_are_cut_between_them_and_those_of_a_large_one_
     assert shares(np.array([16 << 20], np.uint64), 2) == [(0, 8 << 20), (8 << 20, 16 << 20)]
 
 
+@PATIENT
 @given(LENGTHS, st.data())
 def test_what_did_not_move_is_settled_per_request_byte_by_byte(
     lengths: list[int], data: st.DataObject
@@ -96,6 +103,7 @@ def test_what_did_not_move_is_settled_per_request_byte_by_byte(
             assert outcome.failed[row] == -1
 
 
+@PATIENT
 @given(st.lists(st.integers(-2, 3), max_size=30))
 def test_runs_are_the_values_again(values: list[int]) -> None:
     found = runs(np.array(values, np.int32))
@@ -103,6 +111,7 @@ def test_runs_are_the_values_again(values: list[int]) -> None:
     assert all(x[2] != y[2] for x, y in itertools.pairwise(found))
 
 
+@PATIENT
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_runs_of_rows_are_the_rows_again(rows: set[int]) -> None:
     found = runs_of(np.array(sorted(rows)), 41)
