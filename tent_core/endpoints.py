@@ -39,6 +39,7 @@ class Endpoints:
         self._lock = threading.Lock()
         self._connecting: dict[str, Future[Endpoint]] = {}
         self._closings = 0
+        self._over: str | None = None
         self.ready: dict[str, Endpoint] = {}
         self.unreachable: dict[str, str] = {}
         """Transports that can never reach this peer, with the reason."""
@@ -46,7 +47,8 @@ class Endpoints:
     def get(self, name: str, timeout: float = CONNECT_TIMEOUT_S) -> Endpoint:
         """The endpoint of transport `name`, made now if there is none (single flight).
 
-        Raises Unreachable or TransportError. Blocks up to `timeout` for the first use.
+        Raises Unreachable, TransportError, or PeerDeparted after they were closed for good. Blocks up to
+        `timeout` for the first use.
         """
         endpoint = self.ready.get(name)
         if endpoint is not None:
@@ -55,6 +57,8 @@ class Endpoints:
         if running is None:
             raise TransportError(f"transport {name} is not running")
         with self._lock:
+            if self._over is not None:
+                raise PeerDeparted(f"peer {self._key} departed: {self._over}")
             if name in self.unreachable:
                 raise Unreachable(self.unreachable[name])
             endpoint = self.ready.get(name)
@@ -110,10 +114,14 @@ class Endpoints:
 
         self._on_all("refresh", refresh, done, despite_errors=False)
 
-    def close_all(self, reason: str, done: Callable[[], None]) -> None:
-        """Close every endpoint, also those that are being made; `done()` once all have returned."""
+    def close_all(self, reason: str, done: Callable[[], None], *, for_good: bool) -> None:
+        """Close every endpoint, also those that are being made; `done()` once all have returned.
+
+        None is made afterwards if it is `for_good`: nobody would close it.
+        """
         with self._lock:
             self._closings += 1
+            self._over = reason if for_good else None
             closing, self.ready = self.ready, {}
 
         def close(running: Running) -> None:

@@ -382,6 +382,7 @@ class LivePeer:
         self.endpoints.close_all(
             f"the peer was retired: {reason}",
             lambda: self._owner.later(lambda: self._retired(reason)),
+            for_good=False,
         )
         return True
 
@@ -410,7 +411,7 @@ class LivePeer:
         for buffer in buffers:
             buffer.inflight.shut()
         if before is PeerState.LIVE:
-            self.endpoints.close_all(reason, self._endpoints_closed)
+            self.endpoints.close_all(reason, self._endpoints_closed, for_good=True)
         elif before is not PeerState.RETIRING:  # a retirement under way ends by itself
             self._owner.gone(self)
 
