@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.testing import Held, holding
+from tent_core.testing import Held, holding, wait_until
 
 FULL = os.environ.get("TENT_TEST_FULL") == "1"
 PATTERN = 0xEE
@@ -58,14 +58,27 @@ def changed_bytes(memory: Bytes, seconds: float) -> int:
 
 
 def held_by_family() -> Held:
-    """What this process and its children (such as the receivers of tcp) hold, together."""
+    """What this process and its children (such as the receivers of tcp) hold together, but for gRPC's pool of
+    threads, which grows and shrinks with load."""
     own = holding()
     everybody = [own, *map(holding, own.children)]
-    return Held(
-        **{
-            field.name: tuple(
-                sorted(chain.from_iterable(getattr(h, field.name) for h in everybody))
-            )
-            for field in fields(Held)
-        }
-    )
+
+    def together(field: str) -> tuple[Any, ...]:
+        found = chain.from_iterable(getattr(held, field) for held in everybody)
+        return tuple(sorted(thing for thing in found if thing != "event_engine"))
+
+    return Held(**{field.name: together(field.name) for field in fields(Held)})
+
+
+def soon_no_more_than(before: Held, timeout: float = 10.0) -> None:
+    """Wait until nothing is held beyond `before`; AssertionError with what still is."""
+    beyond: list[str] = []
+
+    def released() -> bool:
+        beyond[:] = held_by_family().beyond(before)
+        return not beyond
+
+    try:
+        wait_until(released, timeout)
+    except AssertionError:
+        raise AssertionError("still held: " + "; ".join(beyond)) from None

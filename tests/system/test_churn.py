@@ -12,7 +12,7 @@ from tent_core.testing import Held, wait_until
 from tent_core.testing.peers import PeerProcess
 
 from .conftest import Make
-from .support import held_by_family, often, only, program
+from .support import held_by_family, often, only, program, soon_no_more_than
 
 SIZE = 1 << 18
 BOTH = only("shm", "tcp")
@@ -83,5 +83,5 @@ def once_alone(engine: tent.Engine, before: Held | None) -> Held:
     """What is held once every peer has departed; soon no more than `before`."""
     wait_until(lambda: not engine.peers() and not engine.stats()["sessions"], 10, "all to depart")
     if before is not None:
-        wait_until(lambda: not held_by_family().beyond(before), 10, f"no more than {before}")
+        soon_no_more_than(before)
     return held_by_family()

@@ -14,7 +14,7 @@ import tent_core as tent
 from tent_core.testing import Held, wait_until
 
 from .conftest import Make, Start
-from .support import held_by_family, often, only, program
+from .support import held_by_family, often, only, program, soon_no_more_than
 
 LARGE = 32 << 20
 BOUND_S = 3.0
@@ -33,7 +33,7 @@ def offer(memory: str, name: str, size: int) -> str:
 def held_once_released(before: Held | None) -> Held:
     """What is held now, which soon is no more than after the peer before; the first one warms up."""
     if before is not None:
-        wait_until(lambda: not held_by_family().beyond(before), BOUND_S, f"no more than {before}")
+        soon_no_more_than(before, BOUND_S)
     return held_by_family()
 
 
