@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tent_core import address
@@ -23,11 +23,13 @@ names = (
 )
 
 
+@settings(deadline=None)
 @given(st.one_of(v4, v6, names), ports)
 def test_an_address_is_read_back_as_it_was_written(host: str, port: int) -> None:
     assert address.parse(str(Address(host, port))) == Address(host, port)
 
 
+@settings(deadline=None)
 @given(st.ip_addresses(v=6), ports)
 def test_every_spelling_of_an_ipv6_address_is_one_address(
     ip: ipaddress.IPv6Address, port: int
@@ -36,6 +38,7 @@ def test_every_spelling_of_an_ipv6_address_is_one_address(
     assert len({address.parse(s) for s in spellings}) == 1
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_an_error_that_says_what_to_write(text: str) -> None:
     try:

@@ -585,7 +585,7 @@ def _tolerant(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
     def read(data: bytes) -> Message | Malformed:
         try:
             return kind.FromString(data)
-        except DecodeError as error:
+        except (DecodeError, UnicodeDecodeError) as error:  # the pure-Python runtime raises the latter
             return Malformed(f"bytes that are no {kind.DESCRIPTOR.name}: {error}")
 
     return read

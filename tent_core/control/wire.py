@@ -335,7 +335,7 @@ def transports_from(messages: Iterable[pb.Transport]) -> Mapping[str, int]:
 def _part_from(data: bytes) -> pb.SegmentPart:
     try:
         return pb.SegmentPart.FromString(data)
-    except DecodeError as error:
+    except (DecodeError, UnicodeDecodeError) as error:  # the pure-Python runtime raises the latter
         raise WireError(f"bytes that are no part of a segment: {error}") from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tent_core.control.link import Link, LinkState
@@ -39,6 +39,7 @@ def test_nothing_follows_a_departure() -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["up", "broken", "wait", "depart"]), max_size=30))
 def test_a_link_departs_once_and_only_after_a_whole_grace_without_being_up(
     steps: list[str],

@@ -45,6 +45,12 @@ def outbox(receiver: Receiver) -> Outbox:
     return Outbox("peer", receiver.deliver, lambda work, name: asyncio.ensure_future(work))
 
 
+async def settled(box: Outbox) -> None:
+    """Wait for a delivery that was under way when its caller gave up."""
+    if box._pump is not None:
+        await asyncio.wait([box._pump], timeout=5)
+
+
 async def test_many_callers_are_served_in_the_order_of_their_calls_in_few_deliveries() -> None:
     receiver = Receiver()
     box = outbox(receiver)
@@ -88,6 +94,7 @@ async def test_a_receiver_that_stays_full_is_an_error_at_the_deadline_and_blocks
         WaitTimeout, match=r"'first' was not taken by peer within 0\.05 s: its queue"
     ):
         await box.put("first", b"", 0.05)
+    await settled(box)
     receiver.room = 1
     await box.put("second", b"", 5)
     assert receiver.names == ["second"]
@@ -114,8 +121,7 @@ async def test_a_late_copy_of_one_that_was_given_up_is_a_duplicate() -> None:
     receiver.before = break_down
     with pytest.raises(WaitTimeout):
         await box.put("given up", b"", 0.02)
-    assert box._pump is not None
-    await asyncio.wait([box._pump], timeout=5)  # the delivery that was under way
+    await settled(box)
     receiver.before = lambda: None
     await box.put("next", b"", 5)
     await receiver.deliver([pb.Notification(sequence=1, name="given up")], 0)
@@ -151,6 +157,7 @@ async def test_a_caller_that_is_cancelled_is_not_delivered_to_any_more() -> None
     await asyncio.sleep(0.01)
     put.cancel()
     await asyncio.wait([put], timeout=1)
+    await settled(box)
     receiver.room = 10
     await box.put("b", b"", 5)
     assert receiver.names == ["b"]
