@@ -535,8 +535,8 @@ def _document_of(engine: weakref.ref[Engine]) -> bytes:
 
 
 def _tick_of(idle_timeout_s: float) -> float:
-    """How often to look for idle peers: often enough to be an eighth late at most."""
-    return min(10.0, max(0.02, idle_timeout_s / 8))
+    """How often to look for idle peers: to be an eighth late at most, and to tell them soon."""
+    return min(1.0, max(0.02, idle_timeout_s / 8))
 
 
 @atexit.register

@@ -34,7 +34,7 @@ def _json(value: object) -> bytes:
 
 
 class Inspector:
-    """Gathers in a thread of its own, once for all who ask meanwhile, so that many cost little. Thread-safe."""
+    """Gathers in a thread of its own, once for all who ask meanwhile: many cost little. Thread-safe."""
 
     def __init__(self, gather: Callable[[], bytes]) -> None:
         self._gather = gather

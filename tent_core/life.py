@@ -7,6 +7,7 @@
          +------------------------ WAKING <-------------+   |
                                       +---------------------+
         any of them --- depart (goodbye, broken, ended, another incarnation) ---> DEPARTED
+        DORMANT ------- forget (no handle is left) -----------------------------> DEPARTED
 
 Only the initiator judges that a peer is idle: a side that only receives cannot see one-sided traffic.
 """
@@ -85,8 +86,8 @@ class Life:
             self.state = PeerState.DORMANT
 
     def connected(self, now: float) -> bool:
-        """It is connected again; False when it has departed meanwhile, and the connection is to be closed."""
-        if self.state is PeerState.DEPARTED:
+        """It is connected again; False when it has departed meanwhile, or is being released."""
+        if self.state in (PeerState.DEPARTED, PeerState.RETIRING):
             return False
         self.state = PeerState.LIVE
         self.last_used = now
@@ -96,6 +97,14 @@ class Life:
         """It could not be connected now."""
         if self.state is PeerState.WAKING:
             self.state = PeerState.DORMANT
+
+    def forget(self, reason: str) -> bool:
+        """Nothing is held for it and nobody may use it any more: whether it is so, or somebody was faster."""
+        if self.state is not PeerState.DORMANT:
+            return False
+        self.state = PeerState.DEPARTED
+        self.reason = reason
+        return True
 
     def depart(self, reason: str) -> PeerState | None:
         """It has departed; answers the state that it was in, or None when it had departed before."""

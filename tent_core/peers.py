@@ -5,12 +5,13 @@ All that the core and the transports keep for the peer hangs on its `LivePeer`, 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
 from tent_core.endpoints import Endpoints
@@ -25,6 +26,10 @@ from tent_core.types import BufferState
 
 if TYPE_CHECKING:
     from tent_core.control.plane import Connection
+
+
+IDLE_S = 1.0
+"""A peer that has had no use for so long is told that it is idle; a shorter pause is not worth a message."""
 
 
 class PeerView:
@@ -56,12 +61,16 @@ class PeerView:
 class Listener:
     """Hands one connection's events to its peer; implements `control.plane.ConnectionListener`.
 
-    Events that come before the peer has adopted the connection are in what it adopts, or kept here.
+    Events that come before the peer has adopted the connection are in what it adopts, or kept here. Many
+    callers may get one connection: `turn` is held by the one that finds or makes its peer.
     """
 
     def __init__(self) -> None:
+        self.turn = threading.Lock()
         self.peer: LivePeer | None = None
         self.reason: str | None = None
+        self.given_up = False
+        """Whether the connection was closed before it had a peer."""
 
     def updated(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         """The peer published a new snapshot."""
@@ -78,6 +87,18 @@ class Listener:
         """The peer needs room: let go of it if nothing is pending."""
         if self.peer is not None:
             self.peer.retire(0.0, "it needs room")
+
+
+@contextlib.contextmanager
+def taking(connection: Connection, timeout: float) -> Iterator[Listener]:
+    """Take the turn of a connection, to find or make its peer; answers the listener. Raises WaitTimeout."""
+    listener = cast(Listener, connection.listener)
+    if not listener.turn.acquire(timeout=timeout):
+        raise WaitTimeout(f"peer {connection.key} is being connected by another thread; try again")
+    try:
+        yield listener
+    finally:
+        listener.turn.release()
 
 
 class _Update:
@@ -240,28 +261,44 @@ class LivePeer:
 
     def _wake(self, timeout: float) -> None:
         """Connect a dormant peer again; only its incarnation will do."""
+        deadline = Deadline(timeout)
         listener = Listener()
         try:
             connection = self._owner.dial(self.key.name, timeout, listener)
+            if connection.key != self.key:
+                self.depart(f"another incarnation answers under its name: {connection.key}")
+            with taking(connection, deadline.left):
+                self.adopt(listener, connection, deadline.left)
         except TentError:
             with self._lock:
                 self._life.connect_failed()
                 self._changed.notify_all()
             raise
-        if connection.key != self.key:
-            self.depart(f"another incarnation answers under its name: {connection.key}")
-            connection.close("it is not the incarnation that was asked for")
-            self.check_alive()
-        self._adopt_connection(listener, connection)
         self._owner.log.info("peer_woken", peer=str(self.key))
 
-    def adopt(self, listener: Listener, connection: Connection) -> None:
-        """Take a connection to this peer that was made for somebody else (under another name of it)."""
-        if connection is not self.connection:
-            self._adopt_connection(listener, connection)
+    def adopt(self, listener: Listener, connection: Connection, timeout: float) -> None:
+        """Take a connection that a caller with `listener` got, or shares with others; with its turn taken.
+
+        Waits up to `timeout` while what the peer held before is being released. Raises PeerDeparted, and
+        WaitTimeout; a connection that is nobody else's is given up then.
+        """
+        made_for = cast(Listener, connection.listener)
+        with self._lock:
+            if connection is not self.connection:
+                self._changed.wait_for(lambda: self._life.state is not PeerState.RETIRING, timeout)
+        try:
+            self._adopt_connection(made_for, connection)
+        except TentError as error:
+            if made_for is listener and made_for.peer is None:
+                made_for.given_up = True
+                reason = str(error)
+                self._owner.later(lambda: connection.close(reason))
+            raise
 
     def _adopt_connection(self, listener: Listener, connection: Connection) -> None:
         with self._lock:
+            if self.handshakes and connection is self.connection:
+                return
             alive = self._life.connected(time.monotonic())
             if alive:
                 self._listener = listener
@@ -272,8 +309,8 @@ class LivePeer:
                 listener.peer = self
             self._changed.notify_all()
         if not alive:
-            connection.close("the peer departed while it was connected")
             self.check_alive()
+            raise WaitTimeout(f"what was held for peer {self.key} is still being released; try again")
         for buffer in gone:
             buffer.inflight.shut()
         connection.acknowledge(version)
@@ -386,9 +423,19 @@ class LivePeer:
         )
         return True
 
+    def report_idle(self) -> None:
+        """Have the peer told whether, and for how long, nothing here has used it. Never blocks."""
+        idle = self.idle_for()
+        self.connection.report_idle(None if idle is None or idle < IDLE_S else idle)
+
+    def forget(self, reason: str) -> bool:
+        """Nobody may use it any more, if it is dormant: answers whether that is so."""
+        with self._lock:
+            return self._life.forget(reason)
+
     def _retired(self, reason: str) -> None:
         """The endpoints are closed; the control connection goes last."""
-        self.connection.close(f"retired: {reason}")
+        self.connection.close(reason, retired=True)
         with self._lock:
             self._life.released()
             gone = self._life.state is PeerState.DEPARTED

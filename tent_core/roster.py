@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
-from tent_core.errors import ClosedError, PeerDeparted, TentError, TransportError
+from tent_core.errors import (
+    ClosedError,
+    PeerDeparted,
+    TentError,
+    TransportError,
+    UnknownSegment,
+)
 from tent_core.inflight import Deadline
 from tent_core.life import PeerState
-from tent_core.peers import Listener, LivePeer, Owner
+from tent_core.peers import Listener, LivePeer, Owner, taking
 from tent_core.scarcity import lacks_resources
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from tent_core.hooks import Hooks
     from tent_core.runner import Running, Transports
 
+_LATER_S = 0.5
 RELIEF_S = 1.0
 """How long retiring idle peers may take when something is refused for lack of resources."""
 
@@ -32,8 +41,9 @@ class PeerInfo:
     """One peer as it is now, for `Engine.peers` and `tent peers`.
 
     `opened`: this engine opened it; `opens`: it opened this engine. `state` is that of the opened side
-    (live, retiring, dormant, waking), or of its session (open, broken, departed). `idle_s` is None while it
-    is in use or cannot be judged here. `transports` has, by name, bytes, tasks, failures and what is held.
+    (live, retiring, dormant, waking), or of its session (open, broken, departed). `idle_s` is for how long
+    this engine has not used it, or, if only it opened this one, for how long it says not to have used this
+    one; None while it is in use. `transports` has, by name, bytes, tasks, failures and what is held.
     """
 
     name: str
@@ -51,6 +61,14 @@ class PeerInfo:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)
+
+
+class _Turn:
+    """The lock of a name that is being opened, and how many threads want it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.wanted = 0
 
 
 class Roster:
@@ -83,7 +101,7 @@ class Roster:
         self._changed = threading.Condition(self._lock)
         self._opened: dict[str, LivePeer] = {}
         self._sessions: dict[int, SessionInfo] = {}
-        self._opening: dict[str, threading.Lock] = {}
+        self._opening: dict[str, _Turn] = {}
         self._closed = False
         # Goodbyes wait for answers; a thread of their own keeps them out of everybody's way.
         self._releases = SerialQueue("tent-release")
@@ -109,47 +127,59 @@ class Roster:
         Many callers connect once. Raises UnknownSegment, PeerRefused, TransportError, ClosedError.
         """
         deadline = Deadline(timeout)
-        with self._lock:
-            turn = self._opening.setdefault(name, threading.Lock())
-        if not turn.acquire(timeout=deadline.left):
-            raise TransportError(
-                f"another thread is opening segment {name} and has not ended; try again"
-            )
-        try:
-            peer = self._open(name, deadline.left)
-        finally:
-            turn.release()
-            with self._lock:
-                self._opening.pop(name, None)
+        with self._turn(name, timeout):
+            peer = self._open(name, deadline)
         with self._lock:
             peer.handles += 1
-            first = peer.handles == 1
-        if first:
-            self._fire("tent_segment_opened", segment=peer.segment)
+            if peer.handles == 1:
+                self._fire("tent_segment_opened", segment=peer.segment)
+        peer.end()
         return peer
 
     def handle_closed(self, peer: LivePeer) -> None:
         """A handle was given back; the peer stays until it is idle for long, so that reopening is free."""
+        reason = "its last handle was closed after it was retired"
         with self._lock:
             peer.handles -= 1
-            last = peer.handles == 0
-            forgotten = last and peer.state is PeerState.DORMANT
-            if forgotten:
-                self._forget(peer)
-        if last and not self._closed:
+            if peer.handles or self._closed:
+                return
             self._fire("tent_segment_closed", peer=peer.key)
-        if forgotten:
-            self._left(peer.key, "its last handle was closed after it was retired")
+            if peer.forget(reason):
+                self._leave(peer, reason)
 
-    def _open(self, name: str, timeout: float) -> LivePeer:
-        peer = self._known(name)
-        if peer is None:
-            return self._connect(name, timeout)
+    @contextlib.contextmanager
+    def _turn(self, name: str, timeout: float) -> Iterator[None]:
+        """One thread at a time opens `name`. Raises UnknownSegment when others are still at it."""
+        with self._lock:
+            turn = self._opening.setdefault(name, _Turn())
+            turn.wanted += 1
         try:
-            peer.begin(timeout)
-        except PeerDeparted:  # it came back as another incarnation
-            return self._connect(name, timeout)
-        peer.end()
+            # A little longer than the caller has: who is at it fails by then, and says what failed.
+            if not turn.lock.acquire(timeout=timeout + _LATER_S):
+                raise UnknownSegment(
+                    f"no engine has answered at {name} within {timeout:.3g} s; another thread, which has "
+                    "more time, goes on trying"
+                )
+            try:
+                yield
+            finally:
+                turn.lock.release()
+        finally:
+            with self._lock:
+                turn.wanted -= 1
+                if not turn.wanted:
+                    del self._opening[name]
+
+    def _open(self, name: str, deadline: Deadline) -> LivePeer:
+        """The peer behind `name`, with a use of it counted, so that it stays until a handle is."""
+        peer = self._known(name)
+        if peer is not None:
+            # It has departed if it came back as another incarnation, or was idle and had no handle.
+            with contextlib.suppress(PeerDeparted):
+                peer.begin(deadline.left)
+                return peer
+        peer = self._connect(name, deadline)
+        peer.begin(deadline.left)
         return peer
 
     def _known(self, name: str) -> LivePeer | None:
@@ -157,7 +187,7 @@ class Roster:
             peer = self._opened.get(name)
         return peer if peer is not None and peer.departed is None else None
 
-    def _connect(self, name: str, timeout: float) -> LivePeer:
+    def _connect(self, name: str, deadline: Deadline) -> LivePeer:
         if len(self._opened) >= self._most and not self.relieve(None):
             raise TransportError(
                 f"cannot open {name}: {len(self._opened)} peers are open and none is idle; the most are "
@@ -165,16 +195,9 @@ class Roster:
                 "close some, or raise those"
             )
         listener = Listener()
-        connection = self._dial_with_relief(name, timeout, listener)
-        # The engine that answers may be a peer that was opened under another of its names.
-        made_for = connection.listener
-        peer = made_for.peer if isinstance(made_for, Listener) else None
-        if peer is None:
-            peer = self._known(connection.key.name)
-            if peer is None or peer.key != connection.key:
-                peer = LivePeer(self._owner, listener, connection)
-            else:
-                peer.adopt(listener, connection)
+        connection = self._dial_with_relief(name, deadline.left, listener)
+        with taking(connection, deadline.left) as made_for:
+            peer = self._peer_of(connection, made_for, listener, deadline)
         with self._lock:
             closed = self._closed
             if not closed and peer.departed is None:
@@ -182,7 +205,21 @@ class Roster:
         if closed:
             peer.depart("the engine was closed")
             raise ClosedError("the engine was closed while a segment was being opened")
-        peer.check_alive()
+        return peer
+
+    def _peer_of(
+        self, connection: Connection, made_for: Listener, listener: Listener, deadline: Deadline
+    ) -> LivePeer:
+        """The peer of a connection that was made for `made_for`, and got by a caller with `listener`."""
+        if made_for.given_up:
+            raise TransportError(f"peer {connection.key} departed while it was opened; try again")
+        if made_for.peer is not None:
+            return made_for.peer
+        # The engine that answers may be a peer that was opened under another of its names.
+        peer = self._known(connection.key.name)
+        if peer is None or peer.key != connection.key:
+            return LivePeer(self._owner, made_for, connection)
+        peer.adopt(listener, connection, deadline.left)
         return peer
 
     def _dial_with_relief(self, name: str, timeout: float, listener: Listener) -> Connection:
@@ -197,9 +234,11 @@ class Roster:
     # ---------------------------------------------------------------- release
 
     def retire_idle(self, at_least: float) -> None:
-        """Let go of peers that nothing here has used for `at_least` seconds. Never blocks."""
+        """Let go of peers that nothing here has used for `at_least` seconds; the others are told for how long
+        they have been idle. Never blocks."""
         for peer in self._all_opened():
-            peer.retire(at_least, f"idle for {at_least:g} s")
+            if not peer.retire(at_least, f"idle for {at_least:g} s"):
+                peer.report_idle()
 
     def relieve(self, sparing: LivePeer | None) -> bool:
         """Retire the peers that are idle longest, an eighth of all but at least one, to make room.
@@ -225,10 +264,15 @@ class Roster:
         """Let every peer depart, and wait for their release, within `timeout` seconds."""
         with self._lock:
             self._closed = True
+        reason = "the engine was closed"
         for peer in self._all_opened():
-            peer.depart("the engine was closed")
+            peer.depart(reason)
         with self._lock:
             self._changed.wait_for(lambda: not self._opened, timeout)
+            opening = {info.key for info in self._sessions.values()}
+            self._sessions.clear()
+            for key in opening:
+                self._left(key, reason)
         self._releases.close(0.1)
 
     def _all_opened(self) -> list[LivePeer]:
@@ -237,38 +281,38 @@ class Roster:
 
     def _retired(self, peer: LivePeer) -> None:
         """Nothing is held for an idle peer any more; it is forgotten as well unless a handle keeps it."""
+        reason = "it was idle and was retired here"
         with self._lock:
-            forgotten = peer.handles == 0
-            if forgotten:
-                self._forget(peer)
+            if not peer.handles and peer.forget(reason):
+                self._leave(peer, reason)
             self._changed.notify_all()
-        if forgotten:
-            self._left(peer.key, "it was retired: idle")
 
     def _gone(self, peer: LivePeer) -> None:
         """A departed peer's endpoints are closed and no transfer of ours touches its memory: forget it."""
+        reason = peer.departed or ""
         with self._lock:
-            self._forget(peer)
+            self._leave(peer, reason)
             self._changed.notify_all()
             closed = self._closed
         if not closed:  # else the control plane says goodbye to everybody at once
-            self._later(lambda: peer.connection.close(peer.departed or ""))
-        self._left(peer.key, peer.departed or "")
+            self._later(lambda: peer.connection.close(reason))
 
-    def _forget(self, peer: LivePeer) -> None:
+    def _leave(self, peer: LivePeer, reason: str) -> None:
+        """Nothing of a peer that was opened is left. With the lock held."""
         if self._opened.get(peer.key.name) is peer:
             del self._opened[peer.key.name]
+        self._left(peer.key, reason)
 
     def _left(self, key: PeerKey, reason: str) -> None:
-        """One side of a peer is gone; when nothing of it is left here, that is its departure."""
-        with self._lock:
-            opened = self._opened.get(key.name)
-            left = (opened is None or opened.key != key) and not any(
-                info.key == key for info in self._sessions.values()
-            )
-        if left:
+        """One side of a peer is gone; with the other one gone as well it has departed. With the lock held, so
+        that of the two sides one is the last."""
+        opened = self._opened.get(key.name)
+        if (opened is None or opened.key != key) and not self._session_of(key):
             self._log.info("peer_departed", peer=str(key), reason=reason)
             self._fire("tent_peer_departed", peer=key, reason=reason)
+
+    def _session_of(self, key: PeerKey) -> bool:
+        return any(info.key == key for info in self._sessions.values())
 
     def _later(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(ClosedError):
@@ -285,12 +329,11 @@ class Roster:
         """A session ended: the transports free what they made for its peer. On the control thread."""
         with self._lock:
             self._sessions.pop(info.session, None)
-            again = any(other.key == info.key for other in self._sessions.values())
-        if not again:
-            for running in self._transports:
-                with contextlib.suppress(ClosedError):
-                    running.calls.submit(lambda r=running: _release(r, info.key, reason))  # type: ignore[misc]
-        self._left(info.key, reason)
+            if not self._session_of(info.key):
+                for running in self._transports:
+                    with contextlib.suppress(ClosedError):
+                        running.calls.submit(partial(_release, running, info.key, reason))
+            self._left(info.key, reason)
 
     # ---------------------------------------------------------------- what there is
 
@@ -323,7 +366,7 @@ class Roster:
             state=state,
             handles=peer.handles if peer is not None else 0,
             handshakes=peer.handshakes if peer is not None else 0,
-            idle_s=peer.idle_for() if peer is not None else None,
+            idle_s=_idle_s(peer, session),
             transports=transports,
         )
 
@@ -339,6 +382,13 @@ class Roster:
 
     def _fire(self, hook: str, **fields: Any) -> None:
         self._hooks.fire(hook, **self._fields, **fields)
+
+
+def _idle_s(peer: LivePeer | None, session: SessionInfo | None) -> float | None:
+    if peer is not None:
+        return peer.idle_for()
+    since = session.idle_since if session is not None else None
+    return None if since is None else max(0.0, time.monotonic() - since)
 
 
 def _release(running: Running, key: PeerKey, reason: str) -> None:

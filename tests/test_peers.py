@@ -56,14 +56,18 @@ class FakeConnection:
         self.acknowledged: list[int] = []
         self.changed = threading.Condition()
         self.closed: list[str] = []
+        self.reports: list[float | None] = []
 
     def acknowledge(self, version: int) -> None:
         with self.changed:
             self.acknowledged.append(version)
             self.changed.notify_all()
 
-    def close(self, reason: str = "") -> None:
-        self.closed.append(reason)
+    def close(self, reason: str = "", *, retired: bool = False) -> None:
+        self.closed.append(f"retired: {reason}" if retired else reason)
+
+    def report_idle(self, seconds: float | None) -> None:
+        self.reports.append(seconds)
 
     def notify(self, name: str, payload: bytes, timeout: float) -> None: ...
 
