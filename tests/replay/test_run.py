@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -23,26 +22,27 @@ def is_refused(link: Link) -> None:
         raise Refused("decode has no memory")
 
 
-def fails_later(link: Link) -> None:
-    time.sleep(0.1)
+def fails_when_told(link: Link) -> None:
+    link.hear(BOUND_S)
     raise ReplayError("no memory")
 
 
-def says_nothing(link: Link) -> None:
-    pass
+def ends_when_told(link: Link) -> None:
+    link.hear(BOUND_S)
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
-    [(fails_later, "decode: no memory"), (says_nothing, "prefill: decode has no memory")],
+    [(fails_when_told, "decode: no memory"), (ends_when_told, "prefill: decode has no memory")],
 )
 def test_the_reason_for_a_refusal_is_told_by_the_process_that_has_it(
     other: Callable[[Link], None], message: str
 ) -> None:
     with Children() as children:
-        children.start("decode", other)
+        decode = children.start("decode", other)
         children.start("prefill", is_refused)
         refused = run._await(children, "refused", BOUND_S, "a refusal")
+        decode.tell("now")
         assert str(run._cause(children, refused)) == message
 
 
