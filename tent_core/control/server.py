@@ -22,11 +22,11 @@ from tent_core.control.contract import (
     Notification,
     SessionInfo,
 )
-from tent_core.control.listen import why_not_bound
 from tent_core.control.loop import ControlLoop
 from tent_core.control.nearby import is_nearby
 from tent_core.control.options import aio, grpc, server_options
 from tent_core.control.pressure import ANSWER_S, Place, Pressure
+from tent_core.control.serving import Serving
 from tent_core.control.sessions import Departed, Event, Full, Gone, Opened, Sessions
 from tent_core.control.wire import WireError
 from tent_core.descriptor import PeerKey, SegmentDescriptor
@@ -105,7 +105,9 @@ class ControlServer:
         self._refusals = RateLimited(log, by=())
         self._appeared = appeared
         self._host = host.identify()
-        self._server: Any = None
+        self._serving = Serving(
+            loop, server_options(settings), self._handlers(), log, self._end_streams
+        )
         self._local: LocalSegment
         self._handler: ControlHandler
         self._unwatch: Callable[[], None] = lambda: None
@@ -122,25 +124,14 @@ class ControlServer:
 
     async def bind(self, wanted: Address) -> Address:
         """Listen at `wanted`, which is an IP address; answers what was bound. Raises TentError."""
-        server = aio.server(options=server_options(self._settings))
-        try:
-            port = server.add_insecure_port(str(wanted))
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            await server.stop(0)
-            raise TentError(f"cannot listen on {wanted}: {why_not_bound(wanted)}")
-        server.add_generic_rpc_handlers((self._handlers(),))
-        self._server = server
-        return Address(wanted.host, port)
+        return await self._serving.bind(wanted)
 
     async def serve(self, local: LocalSegment, handler: ControlHandler) -> None:
         """Begin to answer peers."""
-        assert self._server is not None
         self._local = local
         self._handler = handler
         self._unwatch = local.watch(lambda _: self._loop.call(self._wake_all))
-        await self._server.start()
+        await self._serving.start()
 
     async def stop(self, reason: str, within: float) -> None:
         """Say farewell to everybody and end, within `within` seconds. No handler is called any more."""
@@ -152,9 +143,8 @@ class ControlServer:
             self._timer.cancel()
         for session, stream in list(self._streams.items()):
             stream.end(self._farewell(session))
-        if self._server is not None:
-            # Streams end by themselves once the farewell is out; the rest is cut when the time is over.
-            await self._server.stop(max(_CANCELLED_S, within - _CANCELLED_S))
+        # Streams end by themselves once the farewell is out; the rest is cut when the time is over.
+        await self._serving.stop(max(_CANCELLED_S, within - _CANCELLED_S))
         for end in self._processes.values():
             end()
         self._processes.clear()
@@ -466,6 +456,10 @@ class ControlServer:
         sent = self._sent.get(session)
         return sent if sent and request.holds_snapshot and request.version == sent.version else None
 
+    def _end_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.end(None)
+
     def _wake_all(self) -> None:
         for stream in self._streams.values():
             stream.wake.set()
@@ -585,7 +579,7 @@ def _tolerant(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
     def read(data: bytes) -> Message | Malformed:
         try:
             return kind.FromString(data)
-        except (DecodeError, UnicodeDecodeError) as error:  # the pure-Python runtime raises the latter
+        except (DecodeError, UnicodeDecodeError) as error:  # the latter: protobuf's pure Python
             return Malformed(f"bytes that are no {kind.DESCRIPTOR.name}: {error}")
 
     return read

@@ -70,6 +70,37 @@ def test_random_bytes_on_the_port_harm_nobody() -> None:
                 raw.sendall(preface + junk if i % 3 == 0 else junk)
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2 (RFC 9113, section 4.1)."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def call_of(path: bytes) -> bytes:
+    """The bytes of a connection that calls the method at `path`."""
+    names = {":method": b"POST", ":scheme": b"http", ":path": path, ":authority": b"a",
+             "te": b"trailers", "content-type": b"application/grpc"}  # fmt: skip
+    fields = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value
+        for name, value in names.items()
+    )
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 5, 1, fields)
+
+
+def test_a_path_that_is_no_text_costs_the_server_a_moment_and_no_peer_anything() -> None:
+    with side() as it:
+        with good_peer(it) as served:
+            for path in (b"/tent.v1.Control/\xdc", b"\xff", b"/none/\xc3"):
+                with socket.create_connection(("127.0.0.1", it.plane._bound.port), 10) as raw:
+                    raw.sendall(call_of(path))
+                    with contextlib.suppress(ConnectionError):
+                        while raw.recv(4096):
+                            pass
+                before = served()
+                wait_until(lambda old=before: served() > old + 1, HANG_S, "the good peer to go on")
+        with side() as newcomer:
+            newcomer.connect(it.name).notify("new", b"", HANG_S)
+
+
 METHODS = {
     "Connect": pb.ConnectRequest(
         protocol=1, target="{name}", name="10.0.0.1:5", incarnation=b"x" * 16, nonce=1,
