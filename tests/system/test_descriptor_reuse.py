@@ -59,7 +59,7 @@ def test_a_buffer_with_the_id_and_descriptor_of_one_before_is_another_buffer(
             assert owner.run(REGISTER_ANEW), "both were to be used again"
             with pytest.raises(tent.StaleHandle):
                 segment.write(local, before)
-            wait_until(lambda: segment.buffer("target").generation > before.generation)
+            wait_until(lambda old=before: segment.buffer("target").generation > old.generation)
             local.array[:] = 100
             segment.write(local[: SIZE // 2], segment.buffer("target")[: SIZE // 2])
             assert owner.run("int((old_array == round_).sum())", round_=round_) == SIZE
