@@ -22,7 +22,7 @@ from tent_core.types import Opcode, Status
 from tent_core.work import Work
 from tent_tcp.messages import Generations, Message, messages_of, split
 from tent_tcp.protocol import Verdict
-from tent_tcp.streams import Outcome, Patience, Stream, TimedOut
+from tent_tcp.streams import DeadlinePassed, Outcome, Patience, Stream
 
 TURN_S = 2e-3
 """How long one work may keep a thread that carries many."""
@@ -96,7 +96,7 @@ class Carriage:
 
         A WRITE of which bytes were sent is not fenced: the receiver may go on reading them.
         """
-        status = Status.TIMEOUT if isinstance(cause, TimedOut) else Status.FAILED
+        status = Status.TIMEOUT if isinstance(cause, DeadlinePassed) else Status.FAILED
         waiting = self.stream.waiting
         touched = len(waiting) - self.stream.untouched
         for position, message in enumerate(waiting):
@@ -107,7 +107,7 @@ class Carriage:
             self.work.fail(cause, unsent.start, unsent.stop, status=status)
 
     def carry(self, patience: Patience) -> None:
-        """Drive it to its end, waiting. After StreamFailed or TimedOut it must be abandoned."""
+        """Drive it to its end, waiting. After StreamFailed it must be abandoned."""
         stream, write = self.stream, self.work.requests.opcode == Opcode.WRITE
         while True:
             if self.post_next():

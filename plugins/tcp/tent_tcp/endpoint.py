@@ -12,13 +12,14 @@ from tent_core.errors import StaleHandle, TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
 from tent_core.work import Work
 from tent_tcp.carriage import Carriage
+from tent_tcp.dialing import Dialing, Target, dial
 from tent_tcp.gil import GilWatch
 from tent_tcp.messages import Generations
 from tent_tcp.mover import Mover
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
 from tent_tcp.settings import Settings
-from tent_tcp.streams import Dialing, Patience, Stream, StreamFailed, Target, TimedOut, dial
+from tent_tcp.streams import DeadlinePassed, Patience, Stream, StreamFailed
 
 NAME = "tcp"
 
@@ -62,8 +63,6 @@ class TcpEndpoint(Endpoint):
             return
         try:
             stream = self.pool.take(work.deadline, lambda: self._dial(work.deadline))
-        except TimedOut:
-            raise
         except StreamFailed as cause:
             self.suspect(cause)
             raise
@@ -128,8 +127,8 @@ class TcpEndpoint(Endpoint):
         return Dialing(target, self._settings.stall_timeout)
 
     def suspect(self, cause: StreamFailed) -> None:
-        """Tell the engine, unless the peer was only slow or it was this side that closed."""
-        if not isinstance(cause, TimedOut) and self.pool.closed is None:
+        """Tell the engine, unless it was this side that had no more time or closed."""
+        if not isinstance(cause, DeadlinePassed) and self.pool.closed is None:
             self._peer.suspect(cause)
 
     def _dial(self, deadline: float) -> Stream:
@@ -138,7 +137,7 @@ class TcpEndpoint(Endpoint):
         dialing = self.dialing()
         try:
             return dial(dialing, patience)
-        except TimedOut:
+        except DeadlinePassed:
             if until == deadline:
                 raise
             raise StreamFailed(
@@ -183,5 +182,5 @@ def make_target(
         [(family, sockaddr) for family, _, _, _, sockaddr in found],
         pack_hello(attribute.secret, name, incarnation, same_machine),
         same_machine,
-        settings.local_buffer if same_machine else settings.socket_buffer,
+        settings.socket_buffer,
     )

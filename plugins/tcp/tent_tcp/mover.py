@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from tent_core.errors import TransportError
 from tent_core.work import Work
 from tent_tcp.carriage import Carriage
+from tent_tcp.dialing import Dialing
 from tent_tcp.gil import GilWatch
 from tent_tcp.pool import AllInUse
 from tent_tcp.reactor import Reactor
 from tent_tcp.settings import Settings
-from tent_tcp.streams import Dialing, Stream, StreamFailed, TimedOut
+from tent_tcp.streams import DeadlinePassed, Stream, StreamFailed
 
 if TYPE_CHECKING:
     from tent_tcp.endpoint import TcpEndpoint
@@ -81,6 +82,8 @@ class Mover:
         for journey in list(self._journeys):
             if endpoint is None or journey.endpoint is endpoint:
                 journey.fail(StreamFailed(reason))
+        if endpoint is not None:
+            self._queues.pop(endpoint, None)
 
     def ended(self, journey: _Journey) -> None:
         """A journey is over, one way or the other."""
@@ -91,6 +94,7 @@ class Mover:
             cause = journey.overdue(now)
             if cause is not None:
                 journey.fail(cause)
+                journey.endpoint.suspect(cause)
         self._ticking = bool(self._journeys)
         return self._ticking
 
@@ -129,11 +133,11 @@ class _Journey:
     def overdue(self, now: float) -> StreamFailed | None:
         """Why it has taken too long, or None."""
         if now >= self._work.deadline:
-            return TimedOut("the deadline of the transfer has passed")
+            return DeadlinePassed("the deadline of the transfer has passed")
         if self._dialing is not None and now >= self._progress + self._mover.connect_s:
-            return TimedOut(f"no connection within {self._mover.connect_s:g} s")
+            return StreamFailed(f"no connection within {self._mover.connect_s:g} s")
         if self._carriage is not None and now >= self._progress + self._mover.stall_s:
-            return TimedOut(f"not a byte moved for {self._mover.stall_s:g} s")
+            return StreamFailed(f"not a byte moved for {self._mover.stall_s:g} s")
         return None
 
     def fail(self, cause: StreamFailed) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tent_tcp.streams import Stream, StreamFailed, TimedOut
+from tent_tcp.streams import DeadlinePassed, Stream, StreamFailed
 
 _UNUSED_S = 0.1
 """A stream that was idle for longer is looked at before it is used: the peer may have closed it."""
@@ -39,13 +39,13 @@ class Pool:
         return len(self._idle) + len(self._busy)
 
     def take(self, deadline: float, make: Callable[[], Stream]) -> Stream:
-        """A stream, made with `make` if none is idle and there is room. Raises StreamFailed, TimedOut."""
+        """A stream, made with `make` if none is idle and there is room. Raises StreamFailed."""
         while True:
             with self._changed:
                 while self.closed is None and not self._available():
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        raise TimedOut(
+                        raise DeadlinePassed(
                             f"all {self._limit} streams to the peer were in use until the deadline"
                         )
                     self._changed.wait(min(left, 60.0))

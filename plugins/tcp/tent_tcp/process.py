@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from multiprocessing import spawn
 from typing import Any
 
 from tent_core.errors import TransportError
@@ -52,11 +53,12 @@ class ReceiverProcess:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.setblocking(False)
         self._complaints = os.memfd_create("tent-tcp-stderr")
-        owner = os.pidfd_open(os.getpid())
-        passed = (theirs.fileno(), listener.fileno(), owner, self.counters.descriptor)
+        owner = -1
         try:
+            owner = os.pidfd_open(os.getpid())
+            passed = (theirs.fileno(), listener.fileno(), owner, self.counters.descriptor)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tent_tcp.receiver", *map(str, passed)],
+                [spawn.get_executable(), "-P", "-m", "tent_tcp.receiver", *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._complaints,
@@ -67,8 +69,9 @@ class ReceiverProcess:
             self._release()
             raise
         finally:
-            os.close(owner)
             theirs.close()
+            if owner >= 0:
+                os.close(owner)
         self.pid = self._process.pid
         reactor.call(self._watch)
 
@@ -86,7 +89,7 @@ class ReceiverProcess:
             self._waiting[number] = answer
         try:
             self._send(encode({"order": what, "number": number, **fields}), descriptors, deadline)
-            return answer.result(max(0.0, deadline - time.monotonic()))
+            reply = answer.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeout:
             raise TransportError(
                 f"the receiver process {self.pid} did not answer {what!r} within {timeout:g} s; "
@@ -95,6 +98,9 @@ class ReceiverProcess:
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
+        if "error" in reply:
+            raise TransportError(f"the receiver process {self.pid} failed at {reply['error']}")
+        return reply
 
     @property
     def ended(self) -> bool:
@@ -206,5 +212,5 @@ class ReceiverProcess:
 
 def _environment() -> dict[str, str]:
     """The child finds what this process finds, however its path was made; numpy starts no threads there."""
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    path = os.pathsep.join(str(p) or os.getcwd() for p in sys.path)
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -225,6 +225,8 @@ def parse_answer(data: bytes | bytearray | memoryview) -> Answer:
     verdict, text_size = kind >> 32 & 0xFFFF, kind >> 48
     if kind & 0xFFFFFFFF != _ANSWER_MAGIC or verdict > Verdict.FAILED:
         raise Malformed(f"no answer starts with {kind:#x}")
+    if verdict == Verdict.OK and text_size:
+        raise Malformed(f"an answer that says OK and has {text_size} bytes of explanation")
     if text_size > MAX_TEXT or position >= MAX_REQUESTS or moved > MAX_TOTAL:
         raise Malformed(
             f"an answer with {text_size} bytes of text, position {position}, {moved} bytes moved"

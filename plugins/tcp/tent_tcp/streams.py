@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tent_core.errors import TransportError
 from tent_core.types import Opcode
 from tent_tcp.messages import Message
 from tent_tcp.protocol import ANSWER_SIZE, MAX_TEXT, Answer, Malformed, Verdict, parse_answer
 from tent_tcp.syscalls import HOLDING, RELEASING
-from tent_tcp.tuning import set_buffers, tune, tune_for_one_machine
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, Vector
 
 TICK_S = 0.1
@@ -27,6 +26,9 @@ TICK_S = 0.1
 
 BOUND = 256 << 10
 """Bytes that one call moves at most while it keeps the GIL: some tens of microseconds."""
+
+_CALLS = 8
+"""So many calls `push` and `pull` make at most, so that a fast peer does not keep others waiting."""
 
 _SHORT = 128 << 10
 """Up to this size the GIL is kept in any case: some tens of microseconds."""
@@ -36,30 +38,13 @@ _WINDOW = {Opcode.WRITE: 8, Opcode.READ: 2}
 """Messages on their way at once. WRITE: their answers fit into any socket buffer, so sending may wait.
 READ: the second keeps the receiver busy; sending it must not wait, since the receiver may wait for us."""
 
-Endpoints = Sequence[tuple[socket.AddressFamily, Any]]
-"""Socket addresses to try in turn, as socket.getaddrinfo has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a peer's receiver is, and how to introduce oneself. Made from one published attribute.
-
-    `buffer` is the size of both socket buffers, 0 for the kernel's own choice.
-    """
-
-    attribute: bytes
-    endpoints: Endpoints
-    hello: bytes
-    same_machine: bool
-    buffer: int
-
 
 class StreamFailed(TransportError):
     """A stream is of no more use: it could not be made, broke, or spoke nonsense."""
 
 
-class TimedOut(StreamFailed):
-    """A stream was given up because it took too long: the peer need not have gone."""
+class DeadlinePassed(StreamFailed):
+    """A stream was given up because its user's time was over: the peer need not have gone."""
 
 
 class Outcome(NamedTuple):
@@ -90,122 +75,16 @@ class Patience:
         return size <= (max(self.keep_gil, _SHORT) if self.crowded else _SHORT)
 
     def check(self, progress: float) -> float:
-        """Seconds to wait now, given when there was progress last. Raises TimedOut, StreamFailed."""
+        """Seconds to wait now, given when there was progress last. Raises StreamFailed."""
         now = time.monotonic()
         reason = self.interrupted()
         if reason is not None:
             raise StreamFailed(reason)
         if now >= self.deadline:
-            raise TimedOut("the deadline of the transfer has passed")
+            raise DeadlinePassed("the deadline of the transfer has passed")
         if now >= progress + self.stall_s:
-            raise TimedOut(f"not a byte moved for {self.stall_s:g} s")
+            raise StreamFailed(f"not a byte moved for {self.stall_s:g} s")
         return min(TICK_S, self.deadline - now, progress + self.stall_s - now)
-
-
-class Dialing:
-    """A connection in the making, step by step: connected, hello sent, welcomed. Never waits.
-
-    `events` is what to wait for on `descriptor`, both of which change from step to step.
-    """
-
-    def __init__(self, target: Target, stall_s: float) -> None:
-        """Begin with the first address. Raises StreamFailed."""
-        self._left = deque(target.endpoints)
-        self._target = target
-        self._stall_s = stall_s
-        self._socket: socket.socket | None = None
-        self._connected = False
-        self._welcome = bytearray()
-        self.events = select.EPOLLOUT
-        self._next("there is no address to connect to")
-
-    @property
-    def descriptor(self) -> int:
-        """The socket of the current attempt."""
-        assert self._socket is not None
-        return self._socket.fileno()
-
-    def advance(self) -> Stream | None:
-        """Go on after `events`; the stream when it is ready. Raises StreamFailed; `close` is then done."""
-        assert self._socket is not None
-        try:
-            if not self._connected:
-                error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if error:
-                    self._next(f"{self.where}: {_strerror(error)}")
-                    return None
-                self._connected = True
-                self._socket.send(self._target.hello, _NOW)  # a new socket has room for far more
-                self.events = select.EPOLLIN
-                return None
-            data = self._socket.recv(ANSWER_SIZE - len(self._welcome))
-        except (BlockingIOError, InterruptedError):
-            return None
-        except ConnectionResetError:
-            data = b""
-        except OSError as error:
-            self._next(f"{self.where}: {error.strerror}")
-            return None
-        if not data:
-            where = self.where
-            self.close()
-            raise StreamFailed(
-                f"{where} closed the connection at the hello: what listens there is not the receiver of "
-                "this peer any more, or all its streams are in use"
-            )
-        self._welcome += data
-        if len(self._welcome) < ANSWER_SIZE:
-            return None
-        where = self.where
-        try:
-            welcome = parse_answer(self._welcome)
-        except Malformed as error:
-            self.close()
-            raise StreamFailed(f"{where} is no receiver: {error}") from None
-        if welcome.verdict is not Verdict.OK or welcome.text_size:
-            self.close()
-            raise StreamFailed(f"{where} does not want this stream ({welcome.verdict.name})")
-        made, self._socket = self._socket, None
-        return Stream(made, where)
-
-    def close(self) -> None:
-        """Give up. Idempotent."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _next(self, why: str) -> None:
-        """Try the next address; `why` is what was wrong with this one."""
-        self.close()
-        while self._left:
-            family, address = self._left.popleft()
-            try:
-                self._socket = self._begin(family, address)
-            except OSError as error:
-                why = f"{format_address(address)}: {error.strerror}"
-                self.close()
-                continue
-            self._connected, self.events = False, select.EPOLLOUT
-            self._welcome.clear()
-            return
-        raise StreamFailed(f"no connection to {why}")
-
-    def _begin(self, family: socket.AddressFamily, address: Any) -> socket.socket:
-        made = self._socket = socket.socket(family, socket.SOCK_STREAM)
-        made.setblocking(False)
-        tune(made, self._stall_s)
-        set_buffers(made, self._target.buffer)
-        if self._target.same_machine:
-            tune_for_one_machine(made)
-        self._address = address
-        with contextlib.suppress(BlockingIOError):
-            made.connect(address)
-        return made
-
-    @property
-    def where(self) -> str:
-        """The address of the current attempt, as text."""
-        return format_address(self._address)
 
 
 class Stream:
@@ -222,12 +101,10 @@ class Stream:
         self.used = time.monotonic()
         self.descriptor = made.fileno()
         made.setblocking(True)
-        timeout = _timeval(TICK_S)
+        timeout = struct.pack("ll", *divmod(round(TICK_S * 1e6), 1_000_000))  # struct timeval
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        self._closing = (
-            threading.Lock()
-        )  # an interruption never meets a descriptor that was used again
+        self._closing = threading.Lock()  # never interrupt a descriptor that was used again
         self.waiting: deque[Message] = deque()
         self._outgoing: deque[tuple[Vector, int]] = deque()
         self._buffer = ctypes.create_string_buffer(ANSWER_SIZE + MAX_TEXT)
@@ -259,10 +136,12 @@ class Stream:
         return sum(vector.left == size for vector, size in self._outgoing)
 
     def push(self) -> bool:
-        """Send what can be sent without waiting; whether anything moved. Raises StreamFailed."""
+        """Send a while what can be sent without waiting; whether anything moved. Raises StreamFailed."""
         moved = False
         try:
-            while self._outgoing:
+            for _ in range(_CALLS):
+                if not self._outgoing:
+                    break
                 vector = self._outgoing[0][0]
                 if vector.send(self.descriptor, _NOW, HOLDING, BOUND) == WOULD_BLOCK:
                     break
@@ -274,7 +153,7 @@ class Stream:
         return moved
 
     def push_wait(self, patience: Patience) -> None:
-        """Send all that was posted. Raises StreamFailed, TimedOut."""
+        """Send all that was posted. Raises StreamFailed."""
         try:
             while self._outgoing:
                 self._send_wait(self._outgoing[0][0], patience)
@@ -301,22 +180,22 @@ class Stream:
         """The next answer if it is there, and whether any byte came. Never waits. Raises StreamFailed."""
         moved = False
         try:
-            while True:
+            for _ in range(_CALLS):
                 part = self._incoming
-                while part.left:
-                    if part.receive(self.descriptor, _NOW, HOLDING, BOUND) == WOULD_BLOCK:
-                        return None, moved
-                    moved = True
-                outcome = self._then()
+                if part.receive(self.descriptor, _NOW, HOLDING, BOUND) == WOULD_BLOCK:
+                    break
+                moved = True
+                outcome = self._then() if part.left == 0 else None
                 if outcome is not None:
                     return outcome, True
+            return None, moved
         except OSError as error:
             raise self._broken(error) from None
         except Malformed as error:
             raise StreamFailed(f"{self.where} sent nonsense: {error}") from None
 
     def pull_wait(self, patience: Patience) -> Outcome:
-        """The next answer. Raises StreamFailed, TimedOut."""
+        """The next answer. Raises StreamFailed."""
         try:
             while True:
                 self._receive_wait(self._incoming, patience)
@@ -372,6 +251,8 @@ class Stream:
             self._expect(Piece(self._address + ANSWER_SIZE, answer.text_size), self._conclude)
             return None
         if answer.verdict is Verdict.OK and message.opcode == Opcode.READ and self._lead:
+            if answer.moved:
+                raise Malformed("a payload that has moved before it came")
             self._lead = False
             self._expect(message.incoming(), self._took_payload)
             return None
@@ -381,13 +262,14 @@ class Stream:
         self._expect(Piece(self._address, ANSWER_SIZE), self._took_answer)
 
     def _conclude(self) -> Outcome:
-        answer, message = self._answer, self.waiting.popleft()
+        answer, message = self._answer, self.waiting[0]
         assert answer is not None
         if answer.verdict is Verdict.OK and answer.moved != message.total:
             raise Malformed(f"{answer.moved} of {message.total} bytes, and yet it is well")
         text = self._buffer.raw[ANSWER_SIZE : ANSWER_SIZE + answer.text_size].decode(
             errors="replace"
         )
+        self.waiting.popleft()
         self._lead = True
         self._expect(Piece(self._address, ANSWER_SIZE), self._took_answer)
         return Outcome(message, answer, text)
@@ -421,39 +303,3 @@ class Stream:
     def _broken(self, error: OSError) -> StreamFailed:
         reason = "it closed the connection" if isinstance(error, EndOfStream) else error.strerror
         return StreamFailed(f"the stream to {self.where} broke: {reason}")
-
-
-def dial(dialing: Dialing, patience: Patience) -> Stream:
-    """Make a stream, waiting for it. Raises StreamFailed, TimedOut."""
-    began = time.monotonic()
-    try:
-        while True:
-            poll = select.poll()
-            poll.register(dialing.descriptor, dialing.events)
-            if poll.poll(patience.check(began) * 1000):
-                stream = dialing.advance()
-                if stream is not None:
-                    return stream
-    finally:
-        dialing.close()
-
-
-def format_address(address: Any) -> str:
-    """A socket address as text."""
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _strerror(number: int) -> str:
-    return os.strerror(number)
-
-
-def _timeval(seconds: float) -> bytes:
-    whole = int(seconds)
-    return bytes(_Timeval(whole, int((seconds - whole) * 1e6)))
-
-
-class _Timeval(ctypes.Structure):
-    """struct timeval of sys/time.h."""
-
-    _fields_ = (("seconds", ctypes.c_long), ("microseconds", ctypes.c_long))

@@ -16,6 +16,7 @@ from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.log import RateLimited
 from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, TransportContext
+from tent_tcp.dialing import Target
 from tent_tcp.endpoint import NAME, TcpEndpoint, make_target
 from tent_tcp.gil import GilWatch
 from tent_tcp.mover import Mover
@@ -23,7 +24,6 @@ from tent_tcp.process import ReceiverProcess
 from tent_tcp.protocol import SECRET_SIZE, Attribute
 from tent_tcp.reactor import Reactor
 from tent_tcp.receiver.orders import MAX_DESCRIPTORS
-from tent_tcp.streams import Target
 from tent_tcp.syscalls import allow_ptrace_by_children
 
 _START_S = 10.0
@@ -88,7 +88,6 @@ class TcpTransport(Transport):
                 secret=secret.hex(),
                 handshake_s=settings.handshake_timeout,
                 stall_s=settings.stall_timeout,
-                local_buffer=settings.local_buffer,
                 socket_buffer=settings.socket_buffer,
                 max_streams=settings.max_streams,
                 spin_s=settings.receiver_spin / 1e6,

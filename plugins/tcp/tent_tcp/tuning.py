@@ -8,10 +8,11 @@ import socket
 _KEEPALIVE_S = 30
 
 
-def tune(stream: socket.socket, stall_s: float) -> None:
+def tune(stream: socket.socket, stall_s: float, buffer: int) -> None:
     """What every stream gets: no delay for small messages, and an end when the other host is gone.
 
     TCP_USER_TIMEOUT ends a stream whose bytes are not acknowledged, keepalive one that is idle (tcp(7)).
+    `buffer` is the size of both socket buffers, 0 for the kernel's autotuning.
     """
     with contextlib.suppress(
         OSError
@@ -22,6 +23,9 @@ def tune(stream: socket.socket, stall_s: float) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 3)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+        if buffer:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
 
 
 def tune_for_one_machine(stream: socket.socket) -> None:
@@ -32,11 +36,3 @@ def tune_for_one_machine(stream: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-
-
-def set_buffers(stream: socket.socket, size: int) -> None:
-    """Set both socket buffers; 0 leaves them to the kernel's autotuning."""
-    if size:
-        with contextlib.suppress(OSError):
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)

@@ -219,6 +219,7 @@ def test_no_byte_for_too_long_ends_a_transfer(waiting: bool) -> None:
             done = work(endpoint, opcode, [row], waiting=waiting)
             assert "not a byte moved for 0.4 s" in str(done.cause_of(0))
             assert done.unfenced == (opcode is WRITE)
+        assert len(peer.suspicions) == 2
 
 
 def test_peers_that_stall_delay_nobody_else(owner: OwnerProcess) -> None:
@@ -447,8 +448,11 @@ def test_many_threads_may_stop_connect_and_transfer_at_once(owner: OwnerProcess)
 
 
 @contextmanager
-def silent_receiver() -> Iterator[FixedPeer]:
-    """A peer whose receiver welcomes streams and then neither reads nor answers."""
+def silent_receiver(answers: bytes = b"") -> Iterator[FixedPeer]:
+    """A peer whose receiver welcomes streams and then reads nothing more, nor says more than `answers`.
+
+    The number of a request, its third word, is put into answers that have a 0 there.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     ends: list[socket.socket] = []
 
@@ -459,8 +463,13 @@ def silent_receiver() -> Iterator[FixedPeer]:
             except OSError:
                 return
             ends.append(stream)
-            stream.recv(protocol.HELLO_SIZE)
+            hello = protocol.parse_hello(stream.recv(protocol.HELLO_SIZE))
+            stream.recv(hello.name_size)
             stream.sendall(protocol.pack_answer(protocol.Verdict.OK, 0))
+            if answers:
+                number = stream.recv(protocol.REQUEST_SIZE)[16:24]
+                given = answers[16:24]
+                stream.sendall(answers[:16] + (given if any(given) else number) + answers[24:])
 
     thread = threading.Thread(target=welcome, daemon=True)
     thread.start()
@@ -480,3 +489,27 @@ def silent_receiver() -> Iterator[FixedPeer]:
     listener.close()
     for stream in ends:
         stream.close()
+
+
+@waiting
+@pytest.mark.parametrize(
+    "answers",
+    [
+        b"\0" * 32,
+        protocol.pack_answer(protocol.Verdict.OK, 2**63),
+        protocol.pack_answer(protocol.Verdict.OK, 0, moved=1),
+    ],
+    ids=["no-answer", "another-number", "another-length"],
+)
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_receiver_that_speaks_nonsense_fails_the_transfer_and_loses_its_stream(
+    here: Here, answers: bytes, opcode: Opcode, waiting: bool
+) -> None:
+    with silent_receiver(answers) as peer:
+        local = here.offer(KIB)
+        endpoint = here.transport.connect(peer)
+        row = (local, 0, replace(local, id=0, generation=1), 0, KIB)
+        done = work(endpoint, opcode, [row], timeout=5.0, waiting=waiting)
+        assert done.status[0] == Status.FAILED
+        assert "nonsense" in str(done.cause_of(0))
+        assert endpoint.holdings()["streams"] == 0

@@ -93,6 +93,10 @@ def test_an_answer_comes_back_with_its_explanation_cut(
 ) -> None:
     packed = pack_answer(verdict, number, moved=moved, position=position, text=text)
     explanation = text.encode()[:MAX_TEXT]
+    if verdict is Verdict.OK and explanation:
+        with pytest.raises(Malformed):
+            parse_answer(packed[:ANSWER_SIZE])
+        return
     answer = Answer(verdict, position, number, moved, len(explanation))
     assert parse_answer(packed[:ANSWER_SIZE]) == answer
     assert packed[ANSWER_SIZE:] == explanation

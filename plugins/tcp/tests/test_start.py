@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 import os
 import signal
 import socket
@@ -104,7 +105,7 @@ def test_settings_that_are_no_hosts_are_mistakes(values: dict[str, str]) -> None
 
 
 def test_a_receiver_process_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", "/nonexistent/python")
     side = Here()
     with pytest.raises(TransportUnavailable, match="receiver process cannot be started"):
         side.start()

@@ -47,7 +47,6 @@ def main(arguments: list[str]) -> int:
         scratch=Scratch(),
         handshake_s=order["handshake_s"],
         stall_s=order["stall_s"],
-        local_buffer=order["local_buffer"],
         socket_buffer=order["socket_buffer"],
     )
     receiver = Receiver(

@@ -34,7 +34,7 @@ from tent_tcp.receiver.owner import Fault, Owner
 from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Scratch
 from tent_tcp.receiver.registry import Admission, Registry
 from tent_tcp.syscalls import HOLDING, last_error, would_block
-from tent_tcp.tuning import set_buffers, tune_for_one_machine
+from tent_tcp.tuning import tune_for_one_machine
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
 
 TURN_BYTES = 1 << 20
@@ -65,7 +65,6 @@ class Desk:
     scratch: Scratch
     handshake_s: float
     stall_s: float
-    local_buffer: int
     socket_buffer: int
     messages: int = 0
     bytes_in: int = 0
@@ -160,9 +159,6 @@ class Connection:
             raise Malformed("wrong secret: its descriptor is of another engine, or it guesses")
         if hello.same_machine:
             tune_for_one_machine(self.stream)
-            set_buffers(self.stream, self._desk.local_buffer)
-        else:
-            set_buffers(self.stream, self._desk.socket_buffer)
         self._incarnation, self._name_size = hello.incarnation, hello.name_size
         self._step = self._take_name
         return True

@@ -162,7 +162,7 @@ class Receiver:
             if stream.fileno() < 0:
                 return
         stream.setblocking(False)
-        tune(stream, self._desk.stall_s)
+        tune(stream, self._desk.stall_s, self._desk.socket_buffer)
         self._connections[stream.fileno()] = connection
         self._epoll.register(stream.fileno(), select.EPOLLIN)
         self._count()
@@ -175,6 +175,10 @@ class Receiver:
             self._turn_away(connection, str(error))
         except (EndOfStream, OSError):
             self._close(connection)
+        except OwnerGone:
+            raise
+        except Exception as error:  # a mistake of ours costs the stream that met it, not the others
+            self._turn_away(connection, f"internal error {error!r}")
         else:
             if events != before:
                 self._epoll.modify(connection.stream.fileno(), events)
@@ -218,12 +222,17 @@ class Receiver:
         order, descriptors = received
         try:
             if order:
-                answer = self._orders[order["order"]](order, descriptors)
-                self._outbox.answer(order["number"], **answer)
+                self._outbox.answer(order["number"], **self._carry_out(order, descriptors))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._epoll.modify(self._link.fileno(), self._outbox.flush())
+
+    def _carry_out(self, order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        try:
+            return self._orders[order["order"]](order, descriptors)
+        except Exception as error:
+            return {"error": f"{order['order']}: {error!r}"}
 
     def _add(self, order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         failed = []
