@@ -81,6 +81,11 @@ class Selection:
     candidates: tuple[str, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
 
+    def __str__(self) -> str:
+        entry = f"policy entry {self.entry.name!r}" if self.entry else "no policy entry matches"
+        lines = [f"{entry}: {' then '.join(self.candidates) or 'no candidate'}"]
+        return "\n".join([*lines, *(f"not {p.name}: {p.reason}" for p in self.passed_over)])
+
 
 def location_matches(pattern: str, location: str) -> bool:
     """Whether a location such as `cpu:0` fits a pattern: `*` fits all, `cpu` each `cpu:N`, `cpu:0` itself.

@@ -29,6 +29,9 @@ from tent_core.types import BufferState, MemoryKind, Permission, Reach, memory_k
 if TYPE_CHECKING:
     from tent_core.control.plane import ControlPlane
 
+MAX_NAME_BYTES = 1024
+"""Of a buffer's name, as UTF-8."""
+
 Made = Callable[[LocalBuffer, Memory, dict[str, int]], Buffer]
 
 
@@ -64,8 +67,9 @@ class BufferRegistry:
         Raises MemoryUnsupported for memory that no running transport can move, PermissionDenied-like
         UsageError for read-only memory that peers might write to.
         """
-        for memory in memories:
+        for memory, name in zip(memories, names, strict=True):
             self._check(memory, permission)
+            _check_name(name)
         locals_ = self._number(memories, names, permission)
         offers = self._transports.add_buffers(locals_, [memory_kind(m.location) for m in memories])
         buffers = [
@@ -291,6 +295,20 @@ class BufferRegistry:
             if not able.owner_checked and (able.reach > Reach.HOST or info.same_host):
                 return True
         return False
+
+
+def _check_name(name: str | None) -> None:
+    """A name travels as UTF-8 in the descriptor, beside those of all other buffers."""
+    if name is None:
+        return
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"buffer name {name!r} is no text: it cannot be written as UTF-8"
+        ) from None
+    if not 0 < size <= MAX_NAME_BYTES:
+        raise UsageError(f"a buffer name has 1 to {MAX_NAME_BYTES} bytes, found {size}")
 
 
 class _Revocation:

@@ -377,6 +377,15 @@ def test_a_raw_address_is_found_in_its_buffer_or_the_nearest_one_is_named(joined
 # -------------------------------------------------------------------- registration and revocation
 
 
+@pytest.mark.parametrize("name", ["", "\ud800", "x" * 1025])
+def test_a_name_that_cannot_travel_is_refused_and_nothing_is_registered(
+    pair: Pair, name: str
+) -> None:
+    with pytest.raises(tent.UsageError, match="name"):
+        pair[0].register_many([bytearray(8), bytearray(8)], names=["fine", name])
+    assert pair[0].buffers() == []
+
+
 def test_many_registrations_are_one_new_snapshot(pair: Pair) -> None:
     here, _ = pair
     version = here.descriptor.version

@@ -88,6 +88,7 @@ class Connection:
         self._log = log
         self._probing = False
         self._closed = False
+        self._ending: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outbox = Outbox(key.name, self._deliver, loop.spawn)
@@ -218,9 +219,12 @@ class Connection:
             self._tell(self.listener.departed, reason)
 
     async def end(self, reason: str, retired: bool = False) -> None:
-        """As `close`."""
-        if self._closed:
-            return
+        """As `close`. Whoever comes while it is under way waits for the same end, goodbye included."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(reason, retired))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, reason: str, retired: bool) -> None:
         self._closed = True
         was_up = self._link.state is LinkState.UP
         self._link.depart("it was closed here")
