@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 import tent_core as tent
 from tent_core import plugins
+from tent_core.testing.churn import Churn
 from tent_core.testing.leaks import nothing_stays_behind
 from tent_core.testing.peers import PeerProcess
 from tent_core.testing.waiting import wait_until
@@ -40,6 +41,12 @@ SIZES = (1, 3, 64, 4095, 4096, 4097, 64 * KIB, 256 * KIB + 1, 3 * MIB + 5)
 
 MANY = 2500
 """Blocks of a batch; more than two vectored system calls take (IOV_MAX is 1024)."""
+
+WARM_UP, PEERS = 3, 12
+"""How many peers come and go before what is held is counted, and how many then."""
+
+CHURN_SETTLES_S = 10.0
+"""How long the last of them may take to be forgotten."""
 
 WITHDRAWN = (tent.StaleHandle, tent.TransferFailed)
 """What a buffer that its owner took away gives: the first where the peer has heard of it, the second where
@@ -464,6 +471,22 @@ class TransportConformance:
         life()
         with nothing_stays_behind():
             life()
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(240)
+    def test_peers_that_come_and_go_leave_nothing_of_themselves(self) -> None:
+        with self.engine(peers={"grace_s": 3.0}) as lasting:
+            churn = Churn(lasting, self.transport)
+
+            def come_and_go(peers: int) -> None:
+                if self.capabilities().reach is Reach.PROCESS:
+                    churn.engines(peers, self.engine)
+                else:
+                    churn.processes(peers, self.config())
+
+            come_and_go(WARM_UP)
+            with churn.leaves_nothing(CHURN_SETTLES_S):
+                come_and_go(PEERS)
 
     # Other processes
 

@@ -6,10 +6,14 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tent_core.testing.waiting import wait_until
+
+_GRPC_POOL = "event_engine"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,18 @@ def holding(pid: int | None = None) -> Held:
         children=tuple(sorted(_children(proc))),
         mappings=tuple(sorted(_shared_mappings(proc / "maps"))),
     )
+
+
+def family() -> Held:
+    """What this process and its children hold together, but for gRPC's threads: its pool grows with load, and
+    lets what is too many go after 20 s."""
+    everybody = [own := holding(), *map(holding, own.children)]
+
+    def together(kind: str) -> tuple[Any, ...]:
+        things = chain.from_iterable(getattr(held, kind) for held in everybody)
+        return tuple(sorted(thing for thing in things if thing != _GRPC_POOL))
+
+    return Held(**{kind.name: together(kind.name) for kind in fields(Held)})
 
 
 @contextmanager
