@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tent_core import address, host
-from tent_core.address import Address
 from tent_core.control import probe, wire
 from tent_core.control import tent_pb2 as pb
 from tent_core.control.connection import Connection
@@ -18,7 +17,7 @@ from tent_core.control.contract import PROTOCOL, ConnectionListener, ControlSett
 from tent_core.control.follow import FIRST_PAUSE_S, said
 from tent_core.control.link import Link
 from tent_core.control.loop import ControlLoop
-from tent_core.control.options import aio, client_options, grpc
+from tent_core.control.options import aio, client_options, grpc, target
 from tent_core.control.silence import Silence
 from tent_core.control.tent_pb2_grpc import ControlStub
 from tent_core.control.wire import WireError
@@ -188,7 +187,7 @@ class ControlClient:
     async def _dial(self, name: str, within: float, listener: ConnectionListener) -> Connection:
         deadline = self._loop.now() + within
         channel = aio.insecure_channel(
-            _target(address.parse(name)), options=client_options(self._settings)
+            target(address.parse(name)), options=client_options(self._settings)
         )
         connection: Connection | None = None
         try:
@@ -285,13 +284,6 @@ async def _all_until(tasks: list[Any], deadline: float) -> None:
 
 def _stub(channel: Any) -> Any:
     return ControlStub(channel)  # type: ignore[no-untyped-call]
-
-
-def _target(where: Address) -> str:
-    """`where` as gRPC names it; IP addresses are not asked of the name service."""
-    if address.is_v6(where.host):
-        return f"ipv6:{str(where).replace('%', '%25')}"  # RFC 6874: a zone in a URI
-    return f"ipv4:{where}" if where.host.replace(".", "").isdigit() else f"dns:///{where}"
 
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

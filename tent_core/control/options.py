@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+from tent_core import address
+from tent_core.address import Address
 from tent_core.control.contract import ControlSettings
 
 # The C core reads these once. Unless told otherwise it writes what it thinks of lost connections to stderr,
@@ -32,13 +34,20 @@ aio: Any = grpc.aio
 
 Options = list[tuple[str, int]]
 
-__all__ = ["Options", "aio", "client_options", "grpc", "server_options"]
+__all__ = ["Options", "aio", "client_options", "grpc", "server_options", "target"]
 
 _LEAST_PING_INTERVAL_MS = 10
 """A peer may ping as often as its own settings say; the default of 5 minutes ends idle streams."""
 
 _HANDSHAKE_S = 10
 """A connection that says nothing costs a descriptor: the default would keep it for two minutes."""
+
+
+def target(where: Address) -> str:
+    """`where` as gRPC names it; IP addresses are not asked of the name service."""
+    if address.is_v6(where.host):
+        return f"ipv6:{str(where).replace('%', '%25')}"  # RFC 6874: a zone in a URI
+    return f"ipv4:{where}" if where.host.replace(".", "").isdigit() else f"dns:///{where}"
 
 
 def client_options(settings: ControlSettings) -> Options:

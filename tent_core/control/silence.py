@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NAMES_KEPT = 1024
-"""So many names are remembered; beyond that, the one that was not asked for longest is forgotten."""
+"""So many names are remembered."""
 
 FORGET_S = 60.0
 """A name for which nobody has asked for so long is not looked for any more."""
@@ -28,11 +28,13 @@ class Silence:
     """The silent names of one engine. Takes a clock (seconds). Not thread-safe: for the control thread.
 
     A prober waits `first_s` before its first look, and twice as long before each next one, up to `longest_s`.
+    `most` names are remembered; beyond that, the one that was not asked for longest is forgotten.
     """
 
-    def __init__(self, first_s: float, longest_s: float) -> None:
+    def __init__(self, first_s: float, longest_s: float, most: int = NAMES_KEPT) -> None:
         self._first_s = min(first_s, longest_s)
         self._longest_s = longest_s
+        self._most = most
         self._names: dict[str, _Silent] = {}
 
     def __len__(self) -> int:
@@ -45,7 +47,7 @@ class Silence:
             known.asked = now
             return None
         self._names[name] = _Silent(now, now, why, self._first_s)
-        if len(self._names) <= NAMES_KEPT:
+        if len(self._names) <= self._most:
             return None
         oldest = min(self._names, key=lambda n: (self._names[n].asked, n == name))
         del self._names[oldest]

@@ -152,6 +152,32 @@ def test_the_first_snapshot_counts_as_acknowledged_and_later_ones_do_not() -> No
     assert it.unacknowledged(6) == []
 
 
+def test_a_peer_that_retired_and_one_that_ended_say_so() -> None:
+    it = sessions()
+    _, events = it.goodbye(watched(it), "idle for 300 s", retired=True)
+    assert reasons(events) == ["it retired: idle for 300 s"]
+    _, events = it.goodbye(watched(it, nonce=2), "its engine was closed")
+    assert reasons(events) == ["it said goodbye: its engine was closed"]
+
+
+def test_those_who_can_be_asked_to_retire_say_to_be_idle_and_have_a_stream() -> None:
+    it = sessions()
+    one, other, silent = (watched(it, name=f"{name}:1") for name in "abc")
+    it.report(100, one, 30)
+    it.report(100, other, 1e9)
+    assert it.idle() == {one: 70, other: 0}  # nobody is idle for longer than its session lasts
+    it.lost(101, one)
+    assert it.idle() == {other: 0}
+    it.watching(one)
+    it.report(102, other, None)
+    assert it.idle() == {one: 70}
+    assert it.get(one).idle_since == 70
+    assert it.get(silent).idle_since is None
+    it.goodbye(one, "")
+    it.report(103, one, 5)
+    assert it.idle() == {}
+
+
 def test_sessions_and_holders_together_stay_below_the_limit() -> None:
     it = sessions(most=2)
     number = watched(it)
