@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 
-import numpy as np
+NAMES = ("streams", "accepted", "refused")
+"""Streams that are open, that were ever accepted, that were closed for what they did."""
 
-NAMES = ("streams", "accepted", "refused", "messages", "bytes_in", "bytes_out")
-"""What is counted: streams: open, ever accepted, closed for misbehaviour; requests; bytes of payload."""
+_LAYOUT = struct.Struct(f"={len(NAMES)}Q")
 
 
 class Counters:
     """The page, by its descriptor, which the maker owns. One process writes."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._descriptor = (
-            os.memfd_create("tent-tcp-counters") if descriptor is None else descriptor
-        )
-        os.ftruncate(self._descriptor, mmap.PAGESIZE)
-        self._page = mmap.mmap(self._descriptor, mmap.PAGESIZE)
-        self._values = np.frombuffer(self._page, np.uint64, len(NAMES))
+        self.descriptor = os.memfd_create("tent-tcp-counters") if descriptor is None else descriptor
+        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        self._page = mmap.mmap(self.descriptor, mmap.PAGESIZE)
 
-    @property
-    def descriptor(self) -> int:
-        """The descriptor to hand to the other process."""
-        return self._descriptor
-
-    def write(self, values: tuple[int, ...]) -> None:
+    def write(self, *values: int) -> None:
         """Set all counters, in the order of NAMES."""
-        self._values[:] = values
+        _LAYOUT.pack_into(self._page, 0, *values)
 
     def read(self) -> dict[str, int]:
-        """All counters by name."""
-        return dict(zip(NAMES, self._values.tolist(), strict=True))
+        """All counters by name; none after `close`."""
+        if self._page.closed:
+            return {}
+        return dict(zip(NAMES, _LAYOUT.unpack_from(self._page), strict=True))
 
     def close(self) -> None:
         """Release descriptor and mapping. Idempotent."""
-        if self._descriptor >= 0:
-            del self._values
+        if self.descriptor >= 0:
             self._page.close()
-            os.close(self._descriptor)
-            self._descriptor = -1
+            os.close(self.descriptor)
+            self.descriptor = -1

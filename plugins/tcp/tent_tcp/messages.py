@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,31 +24,36 @@ _numbers = itertools.count(1)
 
 
 class Generations:
-    """The generation of each of a peer's buffers, by id. A large id takes no more room than a small one."""
+    """The generations of a peer's buffers, as one snapshot has them."""
 
     def __init__(self, buffers: Mapping[int, BufferDescriptor]) -> None:
-        self._names = {b.id: b.name for b in buffers.values()}
-        self._by_id = {b.id: b.generation for b in buffers.values()}
-        self._ids = np.array(sorted(self._by_id), np.int64)
-        self._values = np.array([self._by_id[i] for i in self._ids.tolist()], np.uint64)
+        """Takes no time: a peer that registers buffer after buffer publishes as many snapshots."""
+        self._buffers = buffers
 
     def unknown(self, ids: Iterable[int]) -> list[int]:
         """Those of `ids` that are no buffers of the peer."""
-        return [i for i in ids if i not in self._by_id]
+        return [i for i in ids if i not in self._buffers]
 
     def name(self, buffer: int) -> str:
         """How to call a buffer in a message."""
-        return repr(self._names.get(buffer, buffer))
+        return repr(self._buffers[buffer].name if buffer in self._buffers else buffer)
 
     def one(self, buffer: int) -> int:
         """That of one buffer, which must be known."""
-        return self._by_id[buffer]
+        return self._buffers[buffer].generation
 
     def of(self, requests: Requests, start: int, stop: int) -> int | NDArray[np.uint64]:
         """By request in [start, stop), or one for all. None may be of an unknown buffer."""
         if len(requests.remote_used) == 1:
-            return self._by_id[requests.remote_used[0]]
-        return self._values[self._ids.searchsorted(requests.remote_ids[start:stop])]
+            return self.one(requests.remote_used[0])
+        ids, generations = self._columns
+        return generations[ids.searchsorted(requests.remote_ids[start:stop])]
+
+    @cached_property
+    def _columns(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Ids in ascending order, which may be any numbers, and the generation of each."""
+        ids = sorted(self._buffers)
+        return np.array(ids, np.int64), np.array([self.one(i) for i in ids], np.uint64)
 
 
 class Message:

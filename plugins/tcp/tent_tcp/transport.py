@@ -162,12 +162,12 @@ class TcpTransport(Transport):
         receiver = self._receiver
         if receiver is None or self._stopped:
             return {}
-        counters = receiver.counters.read()
+        lives = not receiver.ended
         return {
             "threads": 2,
-            "processes": 0 if receiver.ended else 1,
+            "processes": int(lives),
             "endpoints": len(self._endpoints),
-            "accepted_streams": 0 if receiver.ended else counters["streams"],
+            "accepted_streams": receiver.counters.read().get("streams", 0) if lives else 0,
         }
 
     # ---------------------------------------------------------------- the rest is private
@@ -179,21 +179,19 @@ class TcpTransport(Transport):
     def _listen(self, context: TransportContext) -> tuple[socket.socket, str]:
         """The listening socket, and what to advertise: what was bound."""
         settings = context.settings
-        host = settings.listen or context.listen_host
+        host = address.parse_host(settings.listen or context.listen_host)
+        own = host if settings.listen is not None and not address.is_wildcard(host) else None
+        shown = address.parse_host(settings.advertise or own or context.advertise_host)
         try:
-            host = address.parse_host(host)
             family, _, _, _, where = socket.getaddrinfo(
                 host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             listener = socket.create_server(
                 where, family=family, backlog=_BACKLOG, dualstack_ipv6=_is_any(family, host)
             )
-        except (OSError, address.AddressError) as error:
+        except OSError as error:
             raise TransportUnavailable(_why_not_listening(host, settings.port, error)) from error
-        port = listener.getsockname()[1]
-        own = host if settings.listen is not None and not address.is_wildcard(host) else None
-        shown = settings.advertise or own or context.advertise_host
-        return listener, str(address.Address(address.parse_host(shown), port))
+        return listener, str(address.Address(shown, listener.getsockname()[1]))
 
     def _overcome(self, obstacle: str) -> str:
         """Why the receiver cannot reach registered memory, after what can be done about it was done."""
@@ -257,13 +255,11 @@ def _is_any(family: socket.AddressFamily, host: str) -> bool:
     return family == socket.AF_INET6 and address.is_wildcard(host) and socket.has_dualstack_ipv6()
 
 
-def _why_not_listening(host: str, port: int, error: Exception) -> str:
-    where = address.Address(host, port)
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.EADDRINUSE:
+def _why_not_listening(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} of {host} is taken; set `port` to another, or to 0 for any that is free"
         )
-    if number == errno.EADDRNOTAVAIL:
+    if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine; set `listen` to one of its own"
-    return f"cannot listen on {where}: {error}"
+    return f"cannot listen on {address.Address(host, port)}: {error}"

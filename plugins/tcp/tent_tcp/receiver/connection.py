@@ -66,9 +66,6 @@ class Desk:
     handshake_s: float
     stall_s: float
     socket_buffer: int
-    messages: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
 
 
 @dataclass(slots=True)
@@ -177,7 +174,6 @@ class Connection:
         if not self._fill(self._head_address, REQUEST_SIZE):
             return False
         request = parse_request(memoryview(self._head)[:REQUEST_SIZE])
-        self._desk.messages += 1
         self._moved += _MESSAGE_COST
         if request.blocks == 1:
             return self._begin(
@@ -236,7 +232,6 @@ class Connection:
             return False
         self._moved += moved
         task.moved += moved
-        self._desk.bytes_in += moved
         return self._conclude(task) if task.payload.left == 0 else True
 
     def _give_payload(self) -> bool:
@@ -252,7 +247,6 @@ class Connection:
             return False
         self._moved += moved
         task.moved += moved
-        self._desk.bytes_out += moved
         return self._conclude(task) if task.payload.left == 0 else True
 
     def _conclude(self, task: Task) -> bool:

@@ -112,7 +112,7 @@ class Receiver:
         return events
 
     def _tick(self) -> None:
-        """Four times a second: who is late is closed, the counters are written, the owner is looked for."""
+        """Four times a second: who is late is closed, the owner is looked for."""
         self._next_tick = self._now + _TICK_S
         self._desk.owner.check()
         for connection in list(self._connections.values()):
@@ -122,20 +122,9 @@ class Receiver:
         if not self._listening and self._now >= self._listen_again:
             self._watch(self._listener.fileno(), self._accept)
             self._listening = True
-        self._count()
 
     def _count(self) -> None:
-        desk = self._desk
-        self._counters.write(
-            (
-                len(self._connections),
-                self._accepted,
-                self._refused,
-                desk.messages,
-                desk.bytes_in,
-                desk.bytes_out,
-            )
-        )
+        self._counters.write(len(self._connections), self._accepted, self._refused)
 
     # ---------------------------------------------------------------- streams
 
