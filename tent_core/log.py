@@ -82,8 +82,8 @@ class RateLimited:
     """Logs the first failure of a kind at once, then at most one line in `every_s` with a count. Thread-safe.
 
     Failures of one event that agree in the fields `by` (those that are given) are of a kind; a line shows
-    the other fields of the newest one. `capacity` kinds are remembered; beyond that, the one that was
-    silent longest is forgotten, with a line if it has a count.
+    the other fields of the newest one. At a new kind those are forgotten that were last logged `every_s`
+    ago, each with a line if it has a count, and so is the one that was silent longest beyond `capacity`.
     """
 
     def __init__(
@@ -107,22 +107,25 @@ class RateLimited:
         """Something failed, again or for the first time."""
         kind = (event, *(str(fields.get(name)) for name in self._by))
         now = self._clock()
-        forgotten = None
+        forgotten: list[tuple[tuple[str, ...], _Repeats]] = []
         with self._lock:
             repeats = self._kinds.pop(kind, None)
             quiet = repeats is not None and now - repeats.since < self._every
             if repeats is not None and quiet:
                 self._kinds[kind] = _Repeats(repeats.since, repeats.count + 1, fields)
             else:
+                while self._kinds and self._is_over(next(iter(self._kinds.values())), now):
+                    forgotten.append(self._kinds.popitem(last=False))
                 self._kinds[kind] = _Repeats(now)
-                if len(self._kinds) > self._capacity:
-                    forgotten = self._kinds.popitem(last=False)
-        if forgotten is not None:
-            self._tell(forgotten[0][0], forgotten[1])
+        for (name, *_), over in forgotten:
+            self._tell(name, over)
         if repeats is None:
             self._log.warning(event, **fields)
         elif not quiet:
             self._tell(event, _Repeats(now, repeats.count + 1, fields))
+
+    def _is_over(self, repeats: _Repeats, now: float) -> bool:
+        return now - repeats.since >= self._every or len(self._kinds) >= self._capacity
 
     def flush(self) -> None:
         """Log the counts that are left, and forget all kinds."""

@@ -194,6 +194,18 @@ def test_what_was_counted_is_told_when_it_is_flushed(log: Log, clock: Clock) -> 
     assert len(log.lines) == 2
 
 
+def test_peers_that_failed_long_ago_are_forgotten_when_another_one_fails(
+    log: Log, clock: Clock
+) -> None:
+    limited = RateLimited(log, by=("peer",), every_s=30, clock=clock)
+    for peer in ("a", "b", "b"):
+        limited.warning("refused", peer=peer)
+    clock.now += 30
+    limited.warning("refused", peer="c")
+    assert [fields["peer"] for _, fields in log.lines] == ["a", "b", "b", "c"]
+    assert list(limited._kinds) == [("refused", "c")]
+
+
 def test_it_remembers_a_bounded_number_of_kinds_and_loses_no_count(log: Log, clock: Clock) -> None:
     limited = RateLimited(log, by=("peer",), capacity=3, clock=clock)
     limited.warning("refused", peer="a")
