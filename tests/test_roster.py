@@ -405,7 +405,10 @@ STOPPED_PEERS = 3
 
 
 @pytest.mark.slow
-def test_closing_is_bounded_while_peers_are_stopped(make: Make) -> None:
+@pytest.mark.parametrize("retiring", [False, True])
+def test_closing_is_bounded_and_quiet_while_peers_are_stopped(
+    retiring: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = {"transports": {"tcp": {"enable": True}}, "log": {"level": "error"}}
     here = tent.Engine(config)
     peers = [PeerProcess(config) for _ in range(STOPPED_PEERS)]
@@ -417,10 +420,13 @@ def test_closing_is_bounded_while_peers_are_stopped(make: Make) -> None:
         assert len(here.peers()) == STOPPED_PEERS
         for peer in peers:
             peer.stop()
+        if retiring:
+            here.roster.retire_idle(0.0)
         began = time.monotonic()
         here.close()
         assert time.monotonic() - began < 12  # it promises about 5 s; this machine may be busy
         assert memory.length == 1 << 12
+        assert "Traceback" not in capsys.readouterr().err
     finally:
         here.close()
         for peer in peers:

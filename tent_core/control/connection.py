@@ -88,6 +88,7 @@ class Connection:
         self._log = log
         self._probing = False
         self._closed = False
+        self._dropped = False
         self._ending: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -237,7 +238,10 @@ class Connection:
             self._owner.part(self, self._part(last))
 
     async def drop(self) -> None:
-        """Close the channel; nothing is left after that."""
+        """Close the channel; nothing is left after that. Idempotent."""
+        if self._dropped:
+            return
+        self._dropped = True
         await self._channel.close()
         self._owner.forget(self)
         # The connection of a channel ends with the last call that is referred to: without cycles that is now,
