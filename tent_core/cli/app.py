@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tent_core.children import ChildFailed
-from tent_core.cli import bench, check, doctor, explain, plugins, replay, serve
+from tent_core.cli import bench, check, doctor, explain, peers, plugins, replay, serve
 from tent_core.cli.options import DEBUG, debug_option, failure_of
 
 
@@ -61,6 +61,7 @@ for command in (
     plugins.command,
     check.command,
     explain.command,
+    peers.command,
     doctor.command,
 ):
     tent.add_command(command)
