@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import enum
 import json
-import multiprocessing
-import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -30,27 +28,37 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from churn_peer import End, Task, live
 from footprint import children, footprint
 
-from tent_core.testing.peers import PeerProcess
+from tent_core.testing.peers import Nursery, PeerProcess
 
 HERE = Path(__file__).resolve().parent
+BEFORE = f"import sys; sys.path.insert(0, {str(HERE)!r})"
+POOL = 1 << 20
 FIRST = 10
 """After how many peers the first count is made: whatever is made once has been made by then."""
 
 SLACK_KIB = 2048
 """By how much resident memory may differ, over all."""
 
-SETTLE_S = 30.0
+SETTLE_S = 75.0
+"""gRPC's pool lets a thread too many go after 20 s; a name that went silent is looked for for a minute."""
+
 CLOSE_S = 1.0
 GRACE_S = 3.0
 PATIENCE_S = 40.0
-PRELOADED = [
-    "churn_peer",
-    *(f"tent_core.{name}" for name in ("config", "control.plane", "dispatch", "engine", "remote")),
-]
-"""What the server of fresh processes has imported: no engine, and nothing that starts a thread."""
+
+
+class End(enum.Enum):
+    """How a peer leaves."""
+
+    CLOSE = "close"
+    """It closes its engine."""
+    KILL = "kill"
+    """SIGKILL, while data is moving."""
+    STOP = "stop"
+    """SIGSTOP, while data is moving, until it has departed by the grace; then SIGKILL."""
+
 
 PATTERN = (
     (End.CLOSE,),
@@ -91,10 +99,10 @@ class Lasting:
 
     def __init__(self, transport: str, nofile: int | None) -> None:
         limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({nofile}, {nofile}))"
-        self.process = PeerProcess(config(transport), before=limit if nofile else "")
+        before = f"{BEFORE}\n{limit}" if nofile else BEFORE
+        self.process = PeerProcess(config(transport), before=before)
         self._lock = threading.Lock()
-        self.ask(f"import sys; sys.path.insert(0, {str(HERE)!r}); import churn_engine")
-        self.ask("host = churn_engine.Host(engine)")
+        self.ask("import churn_engine; host = churn_engine.Host(engine)")
 
     def ask(self, source: str, **values: Any) -> Any:
         """Run this in its process."""
@@ -116,6 +124,7 @@ class Churn:
     """One run: peers against the engine."""
 
     lasting: Lasting
+    nursery: Nursery
     transport: str
     role: str
     random: random.Random
@@ -141,46 +150,30 @@ class Churn:
 
     def peer(self, end: End, listen: str) -> str:
         """One peer from its start to its end; its name."""
-        ours, theirs = _fresh.Pipe()
-        target = self.lasting.process.segment_name if self.role == "opened" else None
-        task = Task(config(self.transport, listen), target, end)
-        process = _fresh.Process(target=live, args=(task, theirs), daemon=True)
         self.started += 1
-        process.start()
-        theirs.close()
-        try:
-            name = _answer(ours)
-            if self.role == "opener":
-                self.lasting.ask("host.use(name, on)", name=name, on=end is not End.CLOSE)
-                assert _answer(ours) == name
-            self.end(process.pid, end, ours, name)
-            process.join(PATIENCE_S)
-            assert process.exitcode is not None, f"peer {name} does not end"
-            self.lasting.ask("host.let_go(name)", name=name)
-        finally:
-            ours.close()
-            process.kill()
-            process.join()
-            process.close()
-        return name
+        peer = PeerProcess(config(self.transport, listen), before=BEFORE, nursery=self.nursery)
+        with peer:
+            self.exchange(peer, writes_on=end is not End.CLOSE)
+            if end is not End.CLOSE:
+                time.sleep(self.random.uniform(0, 0.02))
+            if end is End.STOP:
+                peer.stop()
+                # It stays known while its process, which may hold our memory, lives.
+                self.lasting.waits(peer.segment_name, None, "departed")
+            peer.close() if end is End.CLOSE else peer.kill()
+        self.lasting.ask("host.let_go(name)", name=peer.segment_name)
+        return peer.segment_name
 
-    def end(self, pid: int, end: End, ours: Any, name: str) -> None:
-        """Have the peer leave as it is to."""
-        if end is End.CLOSE:
-            ours.send(None)
-            return
-        time.sleep(self.random.uniform(0, 0.02))
-        if end is End.STOP:
-            os.kill(pid, signal.SIGSTOP)
-            self.lasting.waits(name, None, "departed")  # its process may hold our memory
-        os.kill(pid, signal.SIGKILL)
-
-
-def _answer(driver: Any) -> str:
-    if not driver.poll(PATIENCE_S):
-        raise AssertionError(f"a peer did not answer within {PATIENCE_S:g} s")
-    name: str = driver.recv()
-    return name
+    def exchange(self, peer: PeerProcess, writes_on: bool) -> None:
+        """Have data moved between the two, by the one whose role that is."""
+        if self.role == "opened":
+            peer.run("import churn_peer")
+            visit = "churn_peer.visit(engine, target, on)"
+            peer.run(visit, target=self.lasting.process.segment_name, on=writes_on)
+        else:
+            peer.run("pool = engine.allocate(size, name='pool')", size=POOL)
+            self.lasting.ask("host.use(name, on)", name=peer.segment_name, on=writes_on)
+            assert peer.run("engine.next_notification(10).name") == "used"
 
 
 # -------------------------------------------------------------------- counting
@@ -203,7 +196,7 @@ def count(lasting: Lasting) -> Counts:
 def settled(lasting: Lasting, first: Counts | None = None) -> Counts:
     """What is held once nothing has changed but memory for a second, and no more than at `first`.
 
-    What is still more after SETTLE_S stays: gRPC's pool lets a thread too many go after 20 s.
+    What is still more after SETTLE_S stays.
     """
     until = time.monotonic() + SETTLE_S
     last, since = count(lasting), time.monotonic()
@@ -256,10 +249,6 @@ def show(document: dict[str, Any]) -> None:
     print(f"the slowest to be forgotten took {document['forgotten_s']:.3f} s after its end")
 
 
-_fresh: Any = multiprocessing.get_context("forkserver")
-"""Makes processes that have imported everything and started nothing: fresh ones in a tenth of the time."""
-
-
 def main() -> int:
     """Run, and print; the exit status is 1 if anything grew, or took too long."""
     parser = argparse.ArgumentParser(
@@ -277,10 +266,9 @@ def main() -> int:
     args = parser.parse_args()
     if args.peers <= FIRST:
         parser.error(f"--peers must be more than {FIRST}, after which is counted first")
-    _fresh.set_forkserver_preload(PRELOADED)
     lasting = Lasting(args.transport, args.nofile)
-    with contextlib.closing(lasting.process):
-        churn = Churn(lasting, args.transport, args.role, random.Random(args.seed))
+    with contextlib.closing(lasting.process), Nursery() as nursery:
+        churn = Churn(lasting, nursery, args.transport, args.role, random.Random(args.seed))
         churn.run(FIRST, args.parallel, "first")
         first = settled(lasting)
         churn.run(args.peers - FIRST, args.parallel, "then")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import time
 
 import numpy as np
-from churn_peer import POOL
+from churn_peer import POOL, write_for_ever
 
 import tent_core as tent
 
@@ -33,15 +32,9 @@ class Host:
         if not writes_on:
             segment.close()
             return
-        thread = threading.Thread(target=self._write, args=(segment,), daemon=True)
+        thread = threading.Thread(target=write_for_ever, args=(segment, self._source), daemon=True)
         self._writing[name] = segment, thread
         thread.start()
-
-    def _write(self, segment: tent.Segment) -> None:
-        with contextlib.suppress(tent.TentError):
-            remote = segment.buffer("pool")
-            while True:
-                segment.write(self._source, remote)
 
     def let_go(self, name: str) -> None:
         """The peer has left: what wrote to it fails by itself."""

@@ -12,7 +12,7 @@ import pytest
 
 from tent_core.testing import holding, wait_until
 from tent_core.testing.leaks import nothing_stays_behind
-from tent_core.testing.peers import PeerError, PeerProcess
+from tent_core.testing.peers import Nursery, PeerError, PeerProcess
 
 
 def test_waiting_answers_the_first_true_value_or_says_what_it_last_saw() -> None:
@@ -109,6 +109,28 @@ def test_a_peer_process_can_be_stopped_resumed_and_killed() -> None:
         assert peer.answer() == "resumed"
         peer.kill()
         assert peer.process.poll() is not None
+
+
+def test_a_nursery_forks_processes_that_start_engines_close_and_can_be_killed() -> None:
+    with Nursery() as nursery:
+        with PeerProcess(nursery=nursery) as first, PeerProcess(nursery=nursery) as second:
+            assert len({os.getpid(), first.pid, second.pid, nursery._process.pid}) == 4
+            assert first.run("engine.open_segment(name).name", name=second.segment_name)
+            assert first.run("os.getppid()") == nursery._process.pid
+            second.kill()
+            assert second.process.poll() == 0
+            wait_until(lambda: not first.run("engine.peers()"), 10, "the killed one to depart")
+            first.run("import subprocess")
+            assert first.run("subprocess.call(['false'])") == 1
+        assert first.process.poll() == 0
+        nursery.close()
+
+
+def test_what_a_nursery_forked_goes_on_without_it() -> None:
+    with Nursery() as nursery:
+        peer = PeerProcess(nursery=nursery)
+    with peer:
+        assert peer.run("engine.segment_name") == peer.segment_name
 
 
 def test_a_peer_process_ends_when_the_one_that_started_it_is_killed() -> None:

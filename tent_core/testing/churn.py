@@ -13,7 +13,7 @@ import numpy as np
 
 import tent_core as tent
 from tent_core.testing.leaks import Held, family
-from tent_core.testing.peers import PeerProcess
+from tent_core.testing.peers import Nursery, PeerProcess
 from tent_core.testing.waiting import wait_until
 from tent_core.transport import Endpoint
 
@@ -87,18 +87,24 @@ class Churn:
 
     def processes(self, count: int, config: dict[str, Any]) -> None:
         """Let `count` processes come and go: two of three close, the third is killed while data moves."""
+        with Nursery() as nursery:
+            for number in range(count):
+                with PeerProcess(config, nursery=nursery) as peer:
+                    self._process(peer, number % 3 == 2)
+
+    def _process(self, peer: PeerProcess, killed: bool) -> None:
         owner = self._lasting.segment_name
-        for number in range(count):
-            with PeerProcess(config) as peer:
-                peer.run(VISIT, owner=owner)
-                exchange(self._lasting, peer.segment_name)
-                if number % 3 == 2:
-                    peer.begin(WRITE_ON)
-                    received = self._lasting.stats()["notifications"]["received"]
-                    wait_until(
-                        lambda r=received: self._lasting.stats()["notifications"]["received"] > r  # type: ignore[misc]
-                    )
-                    peer.kill()
+        peer.run(VISIT, owner=owner)
+        exchange(self._lasting, peer.segment_name)
+        if killed:
+            peer.begin(WRITE_ON)
+            received = self._received()
+            wait_until(lambda: self._received() > received, what="the peer to write on")
+            peer.kill()
+
+    def _received(self) -> int:
+        notifications: dict[str, int] = self._lasting.stats()["notifications"]
+        return notifications["received"]
 
     @contextmanager
     def leaves_nothing(self, timeout: float) -> Iterator[None]:

@@ -1,4 +1,7 @@
-"""Engines in processes of their own, driven line by line from a test, and stopped or killed as it says."""
+"""Engines in processes of their own, driven line by line from a test, and stopped or killed as it says.
+
+A process takes half a second to import what an engine needs. A `Nursery` has imported it, and forks.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import ast
 import contextlib
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,13 +34,79 @@ class PeerError(Exception):
         super().__init__(f"{kind}: {message}\n{trace}")
 
 
+class Nursery:
+    """A process that forks others which have imported all, and started no engine: fresh ones, at once.
+
+    Ends with its block, or with the process that made it; what it has forked goes on. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                _command(theirs, "fork"), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+            )
+
+    def fork(self, theirs: socket.socket) -> Forked:
+        """A process that obeys the other end of `theirs`."""
+        with self._lock:
+            self._socket.settimeout(START_TIMEOUT_S)
+            socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
+            return Forked(int.from_bytes(_exactly(self._socket, 8), "big"))
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait(10)
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Forked:
+    """A process that is no child of this one; what `Popen` can, as far as peers need it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """0 when it has ended, else None."""
+        return self._ended(0)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        if self._ended(timeout) is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return 0
+
+    def kill(self) -> None:
+        """SIGKILL. Nothing when it has ended."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _ended(self, timeout: float) -> int | None:
+        if self._pidfd >= 0:
+            if not select.select([self._pidfd], [], [], timeout)[0]:
+                return None
+            os.close(self._pidfd)
+            self._pidfd = -1
+        return 0
+
+
 class PeerProcess:
     """A Python process with an `engine`. It ends with this object's block, or with the test's own process.
 
     `run(source, **values)` executes Python there, with `tent`, `np`, `engine` and whatever earlier sources
     defined, and answers the value of the last line if that is an expression. `before` is run before the
     engine is made (limits, for instance), `wrapper` is put before the command line, as in
-    `("ip", "netns", "exec", "left")`. Not thread-safe.
+    `("ip", "netns", "exec", "left")`. With a `nursery` it is forked there. Not thread-safe.
     """
 
     def __init__(
@@ -44,14 +115,20 @@ class PeerProcess:
         *,
         before: str = "",
         wrapper: Sequence[str] = (),
+        nursery: Nursery | None = None,
         start_timeout: float = START_TIMEOUT_S,
     ) -> None:
         self._socket, theirs = socket.socketpair()
-        command = [*wrapper, sys.executable, "-m", __name__, str(theirs.fileno())]
+        self.process: subprocess.Popen[bytes] | Forked
         with theirs:
-            self.process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
-            )
+            if nursery is not None:
+                self.process = nursery.fork(theirs)
+            else:
+                self.process = subprocess.Popen(
+                    [*wrapper, *_command(theirs, "serve")],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                )
         try:
             self.run(before + "\nimport os, tent_core as tent, numpy as np", timeout=start_timeout)
             self.run("engine = tent.Engine(config)", timeout=start_timeout, config=config)
@@ -117,6 +194,10 @@ class PeerProcess:
             self.kill()
 
 
+def _command(theirs: socket.socket, what: str) -> list[str]:
+    return [sys.executable, "-m", __name__, what, str(theirs.fileno())]
+
+
 def _send(connection: socket.socket, message: Any) -> None:
     data = pickle.dumps(message)
     connection.sendall(_LENGTH.pack(len(data)) + data)
@@ -165,5 +246,34 @@ def _serve(connection: socket.socket) -> None:
         _send(connection, answer)
 
 
+def _fork(connection: socket.socket) -> None:
+    """Fork a process for each descriptor that comes, which serves it. Returns there as well."""
+    # What an engine imports when it starts. Nothing of it may start a thread.
+    import tent_core.config
+    import tent_core.control.plane
+    import tent_core.dispatch
+    import tent_core.engine
+    import tent_core.remote
+    import tent_core.roster  # noqa: F401
+
+    connection.set_inheritable(False)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    while True:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        except ConnectionError:
+            return
+        if not data:
+            return
+        with socket.socket(fileno=descriptors[0]) as theirs:
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                connection.close()
+                _serve(theirs)
+                return
+        connection.sendall(pid.to_bytes(8, "big"))
+
+
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    {"serve": _serve, "fork": _fork}[sys.argv[1]](socket.socket(fileno=int(sys.argv[2])))
