@@ -18,7 +18,7 @@ from tent_core.errors import TransportError
 from tent_core.types import Opcode
 from tent_tcp.messages import Message
 from tent_tcp.protocol import ANSWER_SIZE, MAX_TEXT, Answer, Malformed, Verdict, parse_answer
-from tent_tcp.syscalls import HOLDING, RELEASING
+from tent_tcp.syscalls import HOLDING, NOW, RELEASING, WAIT, WAIT_ALL
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, Vector
 
 TICK_S = 0.1
@@ -33,7 +33,6 @@ _CALLS = 8
 _SHORT = 128 << 10
 """Up to this size the GIL is kept in any case: some tens of microseconds."""
 
-_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _WINDOW = {Opcode.WRITE: 8, Opcode.READ: 2}
 """Messages on their way at once. WRITE: their answers fit into any socket buffer, so sending may wait.
 READ: the second keeps the receiver busy; sending it must not wait, since the receiver may wait for us."""
@@ -143,7 +142,7 @@ class Stream:
                 if not self._outgoing:
                     break
                 vector = self._outgoing[0][0]
-                if vector.send(self.descriptor, _NOW, HOLDING, BOUND) == WOULD_BLOCK:
+                if vector.send(self.descriptor, NOW, HOLDING, BOUND) == WOULD_BLOCK:
                     break
                 moved = True
                 if vector.left == 0:
@@ -168,9 +167,9 @@ class Stream:
         until = now + patience.spin_s
         while part.left:
             if short and now < until:
-                moved = part.send(self.descriptor, _NOW, HOLDING, BOUND)
+                moved = part.send(self.descriptor, NOW, HOLDING, BOUND)
             else:
-                flags = self._block(select.POLLOUT, patience.check(progress))
+                flags = self._block(select.POLLOUT, patience.check(progress), WAIT)
                 moved = part.send(self.descriptor, flags, RELEASING)
             now = time.monotonic()
             if moved > 0:
@@ -182,7 +181,7 @@ class Stream:
         try:
             for _ in range(_CALLS):
                 part = self._incoming
-                if part.receive(self.descriptor, _NOW, HOLDING, BOUND) == WOULD_BLOCK:
+                if part.receive(self.descriptor, NOW, HOLDING, BOUND) == WOULD_BLOCK:
                     break
                 moved = True
                 outcome = self._then() if part.left == 0 else None
@@ -221,24 +220,23 @@ class Stream:
         until = now + patience.spin_s
         while part.left:
             if look and now < until:
-                moved = part.receive(self.descriptor, _NOW, calls, bound)
+                moved = part.receive(self.descriptor, NOW, calls, bound)
             else:
-                flags = self._block(select.POLLIN, patience.check(progress))
-                if not look:
-                    flags |= socket.MSG_WAITALL
+                wait = WAIT if look else WAIT_ALL
+                flags = self._block(select.POLLIN, patience.check(progress), wait)
                 moved = part.receive(self.descriptor, flags, RELEASING)
             now = time.monotonic()
             if moved > 0:
                 progress, until = now, now + patience.spin_s
 
-    def _block(self, events: int, seconds: float) -> int:
-        """The flags for a call that waits for up to a tick; for less than that, wait for `events` first."""
+    def _block(self, events: int, seconds: float, wait: int) -> int:
+        """`wait` if that may take a tick, which is how long a call waits; else wait here, then NOW."""
         if seconds >= TICK_S:
-            return socket.MSG_NOSIGNAL
+            return wait
         poll = select.poll()
         poll.register(self.descriptor, events)
         poll.poll(seconds * 1000)
-        return _NOW
+        return NOW
 
     def _took_answer(self) -> Outcome | None:
         if not self.waiting:

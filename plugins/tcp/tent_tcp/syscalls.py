@@ -11,11 +11,22 @@ import ctypes
 import errno
 import mmap
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_PIECES = 1024
 """Entries of one vector: IOV_MAX, limits.h of Linux; sysconf(3) can not answer less (UIO_MAXIOV)."""
+
+# As plain numbers: an operation on Python's own flags takes half a microsecond.
+NOW = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+"""Flags of a call that does not wait."""
+WAIT = int(socket.MSG_NOSIGNAL)
+"""Flags of a call that waits, for as long as the socket allows."""
+WAIT_ALL = int(socket.MSG_NOSIGNAL | socket.MSG_WAITALL)
+"""Flags of a call that waits for all that it asked for."""
+MORE = int(socket.MSG_MORE)
+"""Flag of a call after which another one belongs into the same packet."""
 
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _MAP_FAILED = ctypes.c_void_p(-1).value

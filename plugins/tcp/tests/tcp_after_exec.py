@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 import time
 
@@ -11,7 +12,8 @@ MAP_FIXED_NOREPLACE = 0x100000  # linux/mman.h
 PATTERN = 0x5A
 
 
-def main(address: int, length: int, report: str) -> None:
+def main(address: int, length: int, directory: str) -> None:
+    """Say `ready` when it watches, and what it saw when `stop` is there."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -24,12 +26,18 @@ def main(address: int, length: int, report: str) -> None:
         verdict = f"cannot map {start:#x}: errno {ctypes.get_errno()}"
     else:
         ctypes.memset(start, PATTERN, size)
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until and verdict == "untouched":
+        say(directory, "ready", "")
+        until = time.monotonic() + 20.0
+        while time.monotonic() < until and not os.path.exists(f"{directory}/stop"):
             if ctypes.string_at(start, size) != bytes([PATTERN]) * size:
                 verdict = "touched"
-    with open(report, "w") as file:
-        file.write(verdict + "\n")
+    say(directory, "verdict", verdict)
+
+
+def say(directory: str, name: str, content: str) -> None:
+    with open(f"{directory}/{name}.part", "w") as file:
+        file.write(content)
+    os.rename(f"{directory}/{name}.part", f"{directory}/{name}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -359,23 +360,27 @@ def test_the_receiver_ends_with_its_engine_although_a_forked_child_keeps_the_soc
 
 @allocated
 def test_nothing_lands_in_the_program_that_the_owner_executes(
-    here: Here, allocated: bool, tmp_path: Any
+    here: Here, allocated: bool, tmp_path: Path
 ) -> None:
     """It maps memory at the very address that a peer goes on writing to, and watches it."""
-    report = tmp_path / "report"
     with OwnerProcess() as owner:
         child = owner.call("fork_a_child_that_stays")  # which keeps the order socket open
         local, remote = here.offer(MIB, value=255), owner.offer(MIB, allocated=allocated)
         receiver = owner.call("receiver")
         endpoint = here.transport.connect(owner.peer())
         hammer = Hammer(endpoint, WRITE, local, remote)
-        program = os.path.join(os.path.dirname(__file__), "tcp_after_exec.py")
-        owner.tell("exec", program, str(remote.address), str(remote.length), str(report))
+        program = str(Path(__file__).with_name("tcp_after_exec.py"))
         try:
+            owner.tell("exec", program, str(remote.address), str(remote.length), str(tmp_path))
+            wait_until((tmp_path / "ready").exists)
             assert isinstance(hammer.end(), TransportError)
+            for _ in range(20):
+                assert isinstance(_cause(endpoint, local, remote), TransportError)
             wait_until(lambda: process_is_gone(receiver), 5.0)
-            wait_until(lambda: report.exists() and report.read_text().endswith("\n"), 10.0)
-            assert report.read_text() == "untouched\n"
+            assert not process_is_gone(owner.pid)
+            (tmp_path / "stop").touch()
+            wait_until((tmp_path / "verdict").exists)
+            assert (tmp_path / "verdict").read_text() == "untouched"
         finally:
             os.kill(child, signal.SIGKILL)
         endpoint.close("test")

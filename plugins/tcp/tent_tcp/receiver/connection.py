@@ -33,7 +33,7 @@ from tent_tcp.protocol import (
 from tent_tcp.receiver.owner import Fault, Owner
 from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Scratch
 from tent_tcp.receiver.registry import Admission, Registry
-from tent_tcp.syscalls import HOLDING, last_error, would_block
+from tent_tcp.syscalls import HOLDING, MORE, NOW, last_error, would_block
 from tent_tcp.tuning import tune_for_one_machine
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
 
@@ -43,7 +43,6 @@ TURN_BYTES = 1 << 20
 _MESSAGE_COST = 32 << 10
 """What a message counts for beside its bytes: they take about the same time."""
 
-_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 
 _REASONS = {
@@ -238,7 +237,7 @@ class Connection:
         task = self._task
         assert task is not None
         try:
-            moved = task.payload.give(self._descriptor, socket.MSG_MORE)
+            moved = task.payload.give(self._descriptor, MORE)
         except Fault as fault:
             self._refuse(task, Verdict.FAILED, 0, str(fault))
             return True
@@ -251,6 +250,8 @@ class Connection:
 
     def _conclude(self, task: Task) -> bool:
         self._task = None
+        if task.request.opcode == WRITE:
+            self._desk.owner.check()  # what arrived where nobody is any more did not arrive
         moved = task.moved if task.verdict is Verdict.OK else 0
         number = task.request.number
         return self._answer(
@@ -268,9 +269,9 @@ class Connection:
         return True
 
     def _send_reply(self) -> bool:
-        more = socket.MSG_MORE if self._after == self._give_payload else 0
+        more = MORE if self._after == self._give_payload else 0
         try:
-            sent = self.stream.send(self._reply, _NOW | more)
+            sent = self.stream.send(self._reply, NOW | more)
         except (BlockingIOError, InterruptedError):
             sent = 0
         if sent < len(self._reply):
@@ -282,7 +283,7 @@ class Connection:
 
     def _fill(self, address: int, size: int) -> bool:
         """Take what is missing of a part of `size` bytes; True when it is complete."""
-        moved = HOLDING.receive(self._descriptor, address + self._got, size - self._got, _NOW)
+        moved = HOLDING.receive(self._descriptor, address + self._got, size - self._got, NOW)
         if moved <= 0:
             if moved == 0:
                 raise EndOfStream

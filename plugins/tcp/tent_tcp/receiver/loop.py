@@ -19,6 +19,7 @@ from tent_tcp.tuning import tune
 from tent_tcp.vectors import EndOfStream
 
 _TICK_S = 0.25
+_EVENTS = 64  # at once: orders come between
 _PAUSE_S = 0.5
 _EVENT_EVERY_S = 1.0
 
@@ -99,7 +100,7 @@ class Receiver:
 
     def _wait(self) -> list[tuple[int, int]]:
         """What is ready. Shortly after something was, look again and again, and let others run in between."""
-        events = self._epoll.poll(0)
+        events = self._epoll.poll(0, _EVENTS)
         self._now = time.monotonic()
         while not events:
             if self._now >= self._spin_until:
@@ -107,7 +108,7 @@ class Receiver:
                 self._now = time.monotonic()
                 break
             os.sched_yield()
-            events = self._epoll.poll(0)
+            events = self._epoll.poll(0, _EVENTS)
             self._now = time.monotonic()
         return events
 

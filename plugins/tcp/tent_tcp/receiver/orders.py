@@ -12,6 +12,8 @@ import socket
 from collections import deque
 from typing import Any
 
+from tent_tcp.syscalls import NOW
+
 MAX_ORDER = 64 << 10
 MAX_DESCRIPTORS = 64
 """Descriptors beside one datagram; the kernel allows 253 (SCM_MAX_FD)."""
@@ -67,7 +69,7 @@ class Outbox:
         """Send what can be sent: the epoll events to wait for on the link."""
         while self._waiting:
             try:
-                self._link.send(self._waiting[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._link.send(self._waiting[0], NOW)
             except (BlockingIOError, InterruptedError):
                 return select.EPOLLIN | select.EPOLLOUT
             except OSError:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import mmap
-import socket
 from typing import Protocol
 
 import numpy as np
 
 from tent_tcp.receiver.owner import Fault, Owner
-from tent_tcp.syscalls import HOLDING, last_error, would_block
+from tent_tcp.syscalls import HOLDING, MORE, NOW, last_error, would_block
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, Vector, address_of
 
 CHUNK = 256 << 10
 """Bytes that go through the scratch memory at once: they stay in a core's second-level cache."""
-
-_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Payload(Protocol):
@@ -45,7 +42,7 @@ class Scratch:
 
     def fill(self, descriptor: int, size: int) -> int:
         """Receive up to `size` bytes; how many, or WOULD_BLOCK. Raises EndOfStream and OSError."""
-        moved = HOLDING.receive(descriptor, self.address, min(size, CHUNK), _NOW)
+        moved = HOLDING.receive(descriptor, self.address, min(size, CHUNK), NOW)
         if moved == 0:
             raise EndOfStream
         return _checked(moved)
@@ -65,13 +62,13 @@ class Mapped:
 
     def take(self, descriptor: int) -> int:
         try:
-            return self._vector.receive(descriptor, _NOW, HOLDING)
+            return self._vector.receive(descriptor, NOW, HOLDING)
         except OSError as error:
             raise _as_fault(error) from None
 
     def give(self, descriptor: int, flags: int) -> int:
         try:
-            return self._vector.send(descriptor, _NOW | flags, HOLDING)
+            return self._vector.send(descriptor, NOW | flags, HOLDING)
         except OSError as error:
             raise _as_fault(error) from None
 
@@ -109,8 +106,8 @@ class Owned:
         pieces, count, size = self._vector.window(CHUNK)
         self._owner.read(self._scratch.address, size, pieces, count)
         if size < self.left:
-            flags |= socket.MSG_MORE
-        moved = _checked(HOLDING.send(descriptor, self._scratch.address, size, _NOW | flags))
+            flags |= MORE
+        moved = _checked(HOLDING.send(descriptor, self._scratch.address, size, NOW | flags))
         if moved > 0:
             self._vector.advance(moved)
             self.left -= moved
@@ -134,7 +131,7 @@ class Bin:
 
     def give(self, descriptor: int, flags: int) -> int:
         size = min(self.left, CHUNK)
-        moved = _checked(HOLDING.send(descriptor, self._scratch.zeros, size, _NOW | flags))
+        moved = _checked(HOLDING.send(descriptor, self._scratch.zeros, size, NOW | flags))
         if moved > 0:
             self.left -= moved
         return moved
