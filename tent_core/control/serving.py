@@ -18,7 +18,10 @@ from tent_core.control.options import Options, aio
 from tent_core.errors import TentError
 from tent_core.log import RateLimited
 
-_RETRY_S = 0.05
+_RETRY_S = 0.01
+_EXPECTED_S = 1.0
+"""A port that has not been closed by then is worth a line in the log."""
+
 _GRACE_S = 0.1
 """What calls that still run get when their server has come to an end."""
 
@@ -95,15 +98,18 @@ class Serving:
     async def _start_again(self) -> None:
         ended, self._server = self._server, None
         self._interrupted()
-        await ended.stop(_GRACE_S)
+        # gRPC has begun to close the port; what still runs there is not waited for.
+        expected = self._loop.now() + _EXPECTED_S
         while self._server is None and not self._stopping:
             try:
                 await self.bind(self._bound)
             except TentError as error:
-                self._failures.warning("control_server_not_restarted", reason=str(error))
+                if self._loop.now() > expected:
+                    self._failures.warning("control_server_not_restarted", reason=str(error))
                 await asyncio.sleep(_RETRY_S)
         if not self._stopping:
             await self.start()
+        await ended.stop(_GRACE_S)
 
 
 def _named(name: str, tasks: set[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -38,7 +39,7 @@ def data_port(segment: SegmentDescriptor) -> Place:
 
 def throw(place: Place, data: bytes, dice: random.Random) -> None:
     """Send `data` on a connection of its own, and end that in one way or another."""
-    with contextlib.suppress(OSError), socket.create_connection(place, timeout=10) as stream:
+    with _connection(place) as stream, contextlib.suppress(OSError):
         if dice.random() < 0.3:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         stream.sendall(data)
@@ -46,6 +47,16 @@ def throw(place: Place, data: bytes, dice: random.Random) -> None:
             stream.shutdown(socket.SHUT_WR)
             stream.settimeout(0.05)
             stream.recv(4096)
+
+
+def _connection(place: Place) -> socket.socket:
+    """A new connection; a port that is closed for a moment is tried again. TimeoutError after ten seconds."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionError):
+            return socket.create_connection(place, timeout=10)
+        time.sleep(0.01)
+    raise TimeoutError(f"nobody listens at {place}")
 
 
 def noise(dice: random.Random, beginnings: tuple[bytes, ...]) -> bytes:

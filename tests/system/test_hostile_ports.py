@@ -16,7 +16,7 @@ from . import hostile
 from .conftest import Start
 from .support import often, only, program
 
-THROWS = often(500, 10_000)
+THROWS = often(2_000, 10_000)
 SIZE = 1 << 16
 OFFER = """
 whole = np.zeros(3 * size, np.uint8)
@@ -64,9 +64,11 @@ class Attacked:
 
 
 @pytest.fixture
-def attacked(start: Start) -> Iterator[Attacked]:
+def attacked(start: Start, request: pytest.FixtureRequest) -> Iterator[Attacked]:
+    """The parameter, if any, is the grace of peers in seconds."""
     tcp = {"enable": True, "handshake_timeout": "1s"}
-    config = only("tcp", transports={"tcp": tcp}, peers={"grace_s": 1})
+    grace = getattr(request, "param", 10)
+    config = only("tcp", transports={"tcp": tcp}, peers={"grace_s": grace})
     with tent.Engine(only("tcp")) as here:
         made = Attacked(start(config), start(only("tcp")), here)
     yield made
@@ -111,6 +113,7 @@ def test_almost_valid_bytes_on_the_data_port_harm_nobody(attacked: Attacked) -> 
     bombard(attacked, place, lambda dice: hostile.mutated(valid, dice))
 
 
+@pytest.mark.parametrize("attacked", [1], indirect=True)
 def test_half_a_message_and_then_silence_costs_that_connection_only(attacked: Attacked) -> None:
     valid = hostile.data_session(attacked.segment, "arena")
     before = attacked.owner.run("len(holding().descriptors)")
