@@ -181,6 +181,7 @@ def test_closing_an_endpoint_ends_what_is_under_way_at_once(here: Here, waiting:
         thread = threading.Thread(target=endpoint.submit, args=[made], daemon=True)
         thread.start()
         wait_until(lambda: endpoint.holdings()["streams"] == 1)
+        assert peer.streams[0].recv(1, socket.MSG_PEEK)  # something of it was sent
         began = time.monotonic()
         endpoint.close("the test says so")
         assert ended.wait(1.0)
@@ -452,8 +453,16 @@ def test_many_threads_may_stop_connect_and_transfer_at_once(owner: OwnerProcess)
             assert isinstance(hammer.end(), TransportError)
 
 
+class SilentPeer(FixedPeer):
+    """`streams` are the ends of the connections that were made to it."""
+
+    def __init__(self, segment: SegmentDescriptor, streams: list[socket.socket]) -> None:
+        super().__init__(segment)
+        self.streams = streams
+
+
 @contextmanager
-def silent_receiver(answers: bytes = b"") -> Iterator[FixedPeer]:
+def silent_receiver(answers: bytes = b"") -> Iterator[SilentPeer]:
     """A peer whose receiver welcomes streams and then reads nothing more, nor says more than `answers`.
 
     The number of a request, its third word, is put into answers that have a 0 there.
@@ -488,7 +497,7 @@ def silent_receiver(answers: bytes = b"") -> Iterator[FixedPeer]:
         attributes={"tcp": Attribute(7, "tcp", payload)},
         buffers={0: BufferDescriptor(0, 1, "any", 0, 1, "cpu:0", Permission.GLOBAL_READ_WRITE)},
     )
-    yield FixedPeer(segment)
+    yield SilentPeer(segment, ends)
     listener.shutdown(socket.SHUT_RDWR)
     thread.join(5)
     listener.close()
