@@ -11,7 +11,7 @@ import numpy as np
 
 from tent_core.batch import Batch, Options, Rows, Try
 from tent_core.columns import subset
-from tent_core.errors import TentError, TransportError
+from tent_core.errors import PeerDeparted, TentError, TransportError, UsageError
 from tent_core.failover import judge
 from tent_core.log import RateLimited
 from tent_core.peers import LivePeer
@@ -253,7 +253,7 @@ class _Carry:
         moving = []
         seconds = time.monotonic() - self._began
         for verdict in judge(work):
-            attempt = Try(self._name, verdict.cause, seconds)
+            attempt = Try(self._name, self._explained(verdict.cause), seconds)
             if verdict.movable and self._left and len(self._tries) + 1 < self._dispatcher.max_tries:
                 moving.append((verdict, attempt))
             else:
@@ -271,6 +271,15 @@ class _Carry:
         self._rows = self._at(rows)
         self._requests = subset(self._requests, rows)
         return True
+
+    def _explained(self, cause: Exception) -> Exception:
+        """The cause of a failure; a transport may know only that a stream broke, and not that it is for good."""
+        reason = self._peer.departed
+        if reason is None or isinstance(cause, UsageError | PeerDeparted):
+            return cause
+        departed = PeerDeparted(f"peer {self._peer.key} departed ({reason}): {cause}")
+        departed.__cause__ = cause
+        return departed
 
     def _at(self, rows: Any) -> Any:
         """Positions in the batch of rows of the present requests."""

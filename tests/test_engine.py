@@ -517,6 +517,18 @@ def test_a_peer_that_closes_has_departed_and_everything_of_it_fails_clearly(join
     assert joined.mock().count("close") == 1
 
 
+def test_a_transfer_that_ends_with_its_peer_says_so_whatever_its_transport_says(
+    make: Make,
+) -> None:
+    joined = Joined(make({"policy": ONE}), make({"policy": ONE}))
+    joined.mock("second").plan("hang", at=1)
+    batch = joined.segment.submit("write", joined.local, [0], joined.remote, [0], 64)
+    joined.mock("second").wait_held(1)
+    joined.segment.peer.depart("its process 7 ended")
+    with pytest.raises(tent.TransferFailed, match=r"departed \(its process 7 ended\): the conn"):
+        batch.wait(5)
+
+
 def test_closing_is_bounded_while_work_hangs(joined: Joined) -> None:
     joined.segment.write(joined.local, joined.remote)
     joined.mock().plan("hang")
