@@ -273,7 +273,7 @@ class _Carry:
         return True
 
     def _explained(self, cause: Exception) -> Exception:
-        """The cause of a failure; a transport may know only that a stream broke, and not that it is for good."""
+        """The cause of a failure, and the departure behind it: a transport may know only that a stream broke."""
         reason = self._peer.departed
         if reason is None or isinstance(cause, UsageError | PeerDeparted):
             return cause
