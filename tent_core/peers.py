@@ -310,7 +310,9 @@ class LivePeer:
             self._changed.notify_all()
         if not alive:
             self.check_alive()
-            raise WaitTimeout(f"what was held for peer {self.key} is still being released; try again")
+            raise WaitTimeout(
+                f"what was held for peer {self.key} is still being released; try again"
+            )
         for buffer in gone:
             buffer.inflight.shut()
         connection.acknowledge(version)

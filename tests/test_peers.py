@@ -282,7 +282,9 @@ def test_a_connect_that_failed_may_be_tried_again(harness: Harness) -> None:
     assert harness.peer.endpoint("fake") is harness.transport.endpoints[0]
 
 
-def test_a_departed_peer_closes_its_endpoints_and_is_gone_when_nothing_uses_it(harness: Harness) -> None:
+def test_a_departed_peer_closes_its_endpoints_and_is_gone_when_nothing_uses_it(
+    harness: Harness,
+) -> None:
     endpoint = harness.peer.endpoint("fake")
     used = harness.peer.buffers()[0]
     harness.peer.begin(1)
@@ -407,7 +409,9 @@ def test_a_retired_peer_that_is_another_incarnation_now_has_departed(harness: Ha
     assert len(harness.connection.closed) == 1
 
 
-def test_a_retired_peer_that_cannot_be_reached_now_is_tried_again_by_the_next_use(harness: Harness) -> None:
+def test_a_retired_peer_that_cannot_be_reached_now_is_tried_again_by_the_next_use(
+    harness: Harness,
+) -> None:
     harness.peer.retire(0, "idle")
     harness.settle()
     answer, harness.answer = harness.answer, UnknownSegment("nobody answers")
