@@ -273,7 +273,7 @@ class _Carry:
         return True
 
     def _explained(self, cause: Exception) -> Exception:
-        """The cause of a failure, and the departure behind it: a transport may know only that a stream broke."""
+        """A failure with the departure behind it: its transport may know only that a stream broke."""
         reason = self._peer.departed
         if reason is None or isinstance(cause, UsageError | PeerDeparted):
             return cause

@@ -9,13 +9,15 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Side:
-    """One namespace: its name, and its addresses on the link to the other one."""
+    """One namespace: its name, its end of the link to the other one, and its addresses there."""
 
     namespace: str
+    device: str
     v4: str
     v6: str
 
@@ -23,6 +25,11 @@ class Side:
     def wrapper(self) -> tuple[str, ...]:
         """What goes before a command line, so that it runs in there."""
         return ("ip", "netns", "exec", self.namespace)
+
+    def on_a_machine(self, boot_id: Path) -> tuple[str, ...]:
+        """As `wrapper`, and what runs there finds this boot id: to TENT the sides are then two machines."""
+        into = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+        return (*self.wrapper, "sh", "-c", into, str(boot_id))
 
     def address(self, family: int) -> str:
         """The host part of a listen address, of IPv4 (4) or IPv6 (6)."""
@@ -44,17 +51,29 @@ def why_not() -> str | None:
 
 
 @contextmanager
+def cut(side: Side) -> Iterator[None]:
+    """Take this side's end of the link down: it finds no route, the other one hears nothing more."""
+    _ip("-n", side.namespace, "link", "set", side.device, "down")
+    try:
+        yield
+    finally:
+        _ip("-n", side.namespace, "link", "set", side.device, "up")
+
+
+@contextmanager
 def joined() -> Iterator[tuple[Side, Side]]:
     """Two fresh namespaces with a link between them; the loopback of each reaches nobody else."""
     token = secrets.token_hex(3)
-    sides = tuple(Side(f"tent-{token}-{n}", f"10.77.0.{n}", f"fd77::{n}") for n in (1, 2))
+    sides = tuple(
+        Side(f"tent-{token}-{n}", f"tent{token}{n}", f"10.77.0.{n}", f"fd77::{n}") for n in (1, 2)
+    )
     with ExitStack() as stack:
         for side in sides:
             _ip("netns", "add", side.namespace)
             stack.callback(_ip, "netns", "delete", side.namespace)
-        ends = [f"tent{token}{n}" for n in (1, 2)]
-        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for side, end in zip(sides, ends, strict=True):
+        _ip("link", "add", sides[0].device, "type", "veth", "peer", "name", sides[1].device)
+        for side in sides:
+            end = side.device
             _ip("link", "set", end, "netns", side.namespace)
             within = ("-n", side.namespace)
             _ip(*within, "address", "add", f"{side.v4}/24", "dev", end)
