@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from tent_core import host
 from tent_core.control import goodbye, wire
 from tent_core.control import tent_pb2 as pb
 from tent_core.control.contract import (
@@ -100,6 +101,7 @@ class Connection:
             stub,
             key,
             session,
+            process.same_machine(host.identify()),
             self._adopted,
             self.depart,
             self._forgotten,

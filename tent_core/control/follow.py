@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from tent_core import address
+from tent_core.control import probe, wire
 from tent_core.control import tent_pb2 as pb
-from tent_core.control import wire
 from tent_core.control.contract import ControlSettings
 from tent_core.control.link import Link, LinkState
 from tent_core.control.loop import ControlLoop
@@ -25,7 +26,8 @@ _NOT_RUNNING = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
 
 
 class Follower:
-    """Follows one session and holds the newest snapshot. For the control thread.
+    """Follows one session and holds the newest snapshot; `here`: with a peer on this machine. For the control
+    thread.
 
     `adopted(old, new)` is called with each newer snapshot (old is None at the first), `departed(reason,
     owes_goodbye=..., unreachable=...)` when the stream shows that the peer has departed, `forgotten(message)`
@@ -42,6 +44,7 @@ class Follower:
         stub: Any,
         key: PeerKey,
         session: int,
+        here: bool,
         adopted: Callable[[SegmentDescriptor | None, SegmentDescriptor], None],
         departed: Callable[..., None],
         forgotten: Callable[[pb.Forgotten], None],
@@ -53,6 +56,8 @@ class Follower:
         self._link = link
         self._stub = stub
         self._key = key
+        self._address = address.parse(key.name)
+        self._here = here
         self._session = session
         self._adopted = adopted
         self._departed = departed
@@ -112,6 +117,10 @@ class Follower:
             self._link.broken(now, cause)
             if overdue := self._link.overdue(now):
                 self._departed(overdue, unreachable=True)
+                return
+            refused = self._here and await probe.is_refused(self._address, pause)
+            if gone := self._link.refused(now, refused):
+                self._departed(gone, owes_goodbye=False)
                 return
             await asyncio.sleep(min(pause, max(0.0, self._link.ends - now)))
             pause = min(2 * pause, self._settings.reconnect_max_s)

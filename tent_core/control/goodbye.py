@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tent_core import address, host
+from tent_core.control import probe
 from tent_core.control import tent_pb2 as pb
 from tent_core.control.contract import ControlSettings
 from tent_core.control.follow import FIRST_PAUSE_S
@@ -63,7 +64,8 @@ async def keep_saying(
         while not await say(stub, goodbye, settings.call_timeout_s):
             if not process.same_machine(own) or loop.now() > gives_up:
                 return
-            if await _is_refused(key, settings.call_timeout_s):
+            # Its engine is gone when nobody listens there any more.
+            if await probe.is_refused(address.parse(key.name), settings.call_timeout_s):
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), pause)
@@ -71,17 +73,3 @@ async def keep_saying(
             pause = min(2 * pause, settings.reconnect_max_s)
     finally:
         unwatch()
-
-
-async def _is_refused(key: PeerKey, within: float) -> bool:
-    """Whether nobody listens at a peer's address any more: its engine is gone."""
-    where = address.parse(key.name)
-    try:
-        async with asyncio.timeout(within):
-            _, writer = await asyncio.open_connection(where.host, where.port)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return False

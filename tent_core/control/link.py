@@ -3,12 +3,16 @@
 broken <--> up
   |         |
   v         v
-  departed, once (its grace ended, farewell, forgotten, another incarnation, its process ended)
+  departed, once (its grace ended, nobody listens any more, farewell, forgotten, another incarnation, its
+  process ended)
 """
 
 from __future__ import annotations
 
 import enum
+
+REFUSED_S = 1.0
+"""An engine listens for as long as it lives: a refusal that lasts so long, on this machine, is its end."""
 
 
 class LinkState(enum.Enum):
@@ -26,6 +30,7 @@ class Link:
         self._grace_s = grace_s
         self._broken_since = now
         self._cause = "it has not been up yet"
+        self._refused_since: float | None = None
         self.state = LinkState.BROKEN
         self.reason: str | None = None
         """Why the peer has departed, or None."""
@@ -41,6 +46,7 @@ class Link:
         """The watch stream was accepted."""
         if self.state is LinkState.BROKEN:
             self.state = LinkState.UP
+            self._refused_since = None
 
     def broken(self, now: float, cause: str) -> None:
         """The watch stream, or an attempt to bring it back, ended with `cause`."""
@@ -48,6 +54,18 @@ class Link:
         if self.state is LinkState.UP:
             self.state = LinkState.BROKEN
             self._broken_since = now
+
+    def refused(self, now: float, refused: bool) -> str | None:
+        """Whether nobody listens at the address of a peer on this machine, just looked at while the link is
+        broken; the reason to depart when that has been so for long, else None."""
+        if not refused or self.state is not LinkState.BROKEN:
+            self._refused_since = None
+            return None
+        if self._refused_since is None:
+            self._refused_since = now
+        if now - self._refused_since < REFUSED_S:
+            return None
+        return f"nobody listens at its address any more, for {REFUSED_S:g} s: its engine was closed"
 
     def overdue(self, now: float) -> str | None:
         """The reason to depart when the grace of a broken link has ended, else None."""

@@ -27,3 +27,16 @@ async def answers(where: Address, within: float) -> bool:
     except (OSError, TimeoutError, EOFError):
         return False
     return frame[3] == _SETTINGS
+
+
+async def is_refused(where: Address, within: float) -> bool:
+    """Whether nobody listens at `where`: the machine is there, and says so."""
+    try:
+        async with asyncio.timeout(within):
+            _, writer = await asyncio.open_connection(where.host, where.port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False

@@ -68,6 +68,15 @@ def test_a_killed_peer_departs_at_once_from_those_who_opened_it() -> None:
         assert time.monotonic() - started < HANG_S / 2
 
 
+def test_an_engine_that_ends_unheard_in_a_process_that_lives_on_departs_soon() -> None:
+    listener = Listener()
+    with side(peers=Peers(grace_s=60)) as it, Process() as peer:
+        it.connect(peer.ask("me.name"), listener)
+        peer.run("me.plane._server._farewell = lambda session: None; me.stop()")
+        wait_until(lambda: listener.reasons, HANG_S)
+        assert "nobody listens at its address any more" in listener.reasons[0]
+
+
 def test_a_process_that_ends_orderly_without_closing_departs_too() -> None:
     listener = Listener()
     with side() as it, Process() as peer:

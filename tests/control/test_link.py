@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tent_core.control.link import Link, LinkState
+from tent_core.control.link import REFUSED_S, Link, LinkState
 
 
 def test_a_link_that_never_comes_up_departs_after_the_grace() -> None:
@@ -23,6 +23,20 @@ def test_a_link_that_comes_back_begins_a_new_grace_when_it_breaks_again() -> Non
     link.broken(1004.0, "refused")
     assert link.ends == 1005.0
     assert link.overdue(1005.0)
+
+
+def test_a_refusal_that_lasts_is_the_end_of_an_engine_on_this_machine() -> None:
+    link = Link(0.0, 60.0)
+    link.up()
+    assert link.refused(1.0, True) is None  # it is up: what was looked at is past
+    link.broken(2.0, "cut")
+    assert link.refused(3.0, True) is None
+    assert link.refused(3.0 + REFUSED_S / 2, False) is None  # somebody listens again
+    assert link.refused(4.0, True) is None
+    link.up()
+    link.broken(4.5, "cut")
+    assert link.refused(5.0, True) is None
+    assert "nobody listens" in str(link.refused(5.0 + REFUSED_S, True))
 
 
 def test_nothing_follows_a_departure() -> None:
