@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tent_core as tent
-from tent_core.testing.peers import PeerProcess
+from tent_core.testing.peers import Nursery, PeerProcess
 
 from .support import FULL
 
@@ -27,13 +27,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(FULL_TIMEOUT_S))
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where processes come from that need no command line of their own."""
+    with Nursery() as made:
+        yield made
+
+
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(nursery: Nursery) -> Iterator[Start]:
     """Starts engines in processes of their own, which are killed at the end of the test."""
     with ExitStack() as stack:
 
         def started(config: dict[str, Any], **options: Any) -> PeerProcess:
-            peer = PeerProcess(config, **options)
+            forked = None if "wrapper" in options else nursery
+            peer = PeerProcess(config, nursery=forked, **options)
             stack.callback(peer.kill)
             return peer
 

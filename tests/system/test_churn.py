@@ -9,7 +9,7 @@ import pytest
 
 import tent_core as tent
 from tent_core.testing import Held, wait_until
-from tent_core.testing.peers import PeerProcess
+from tent_core.testing.peers import Nursery, PeerProcess
 
 from .conftest import Make
 from .support import held_by_family, often, only, program, soon_no_more_than
@@ -21,9 +21,9 @@ VISITED = often(6, 60)
 WARM_UP = 4
 
 
-def comes_and_goes(owner: str, buffer: str, value: int) -> None:
+def comes_and_goes(nursery: Nursery, owner: str, buffer: str, value: int) -> None:
     """One peer that writes by both transports; every third is killed."""
-    peer = PeerProcess(BOTH)
+    peer = PeerProcess(BOTH, nursery=nursery)
     try:
         peer.run(program("visitor"))
         count = peer.run("visit(engine, owner, name, value)", owner=owner, name=buffer, value=value)
@@ -36,14 +36,16 @@ def comes_and_goes(owner: str, buffer: str, value: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_an_engine_that_many_peers_visit_holds_afterwards_what_it_held_before(make: Make) -> None:
+def test_an_engine_that_many_peers_visit_holds_afterwards_what_it_held_before(
+    make: Make, nursery: Nursery
+) -> None:
     here = make(BOTH)
     targets = [here.allocate(SIZE, name="0"), here.register(np.zeros(SIZE, np.uint8), name="1")]
     before: Held | None = None
     with ThreadPoolExecutor(2) as pool:
         for i in range(0, VISITS, 2):
             pair = [
-                pool.submit(comes_and_goes, here.segment_name, t.name, 1 + (i + j) % 250)
+                pool.submit(comes_and_goes, nursery, here.segment_name, t.name, 1 + (i + j) % 250)
                 for j, t in enumerate(targets)
             ]
             for visit in pair:
@@ -58,12 +60,14 @@ def test_an_engine_that_many_peers_visit_holds_afterwards_what_it_held_before(ma
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_an_engine_that_visits_many_peers_holds_afterwards_what_it_held_before(make: Make) -> None:
+def test_an_engine_that_visits_many_peers_holds_afterwards_what_it_held_before(
+    make: Make, nursery: Nursery
+) -> None:
     here = make(BOTH)
     local = here.register(np.full(SIZE, 7, np.uint8))
     before: Held | None = None
     for i in range(1, 1 + VISITED):
-        peer = PeerProcess(BOTH)
+        peer = PeerProcess(BOTH, nursery=nursery)
         try:
             peer.run("target = engine.allocate(size, name='target')", size=SIZE)
             with here.open_segment(peer.segment_name) as segment:
