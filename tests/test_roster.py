@@ -300,6 +300,15 @@ def test_opening_and_retiring_at_the_same_time_leaves_one_peer_that_works(make: 
     assert counts["opened"] == counts["closed"]
 
 
+def test_a_use_that_was_faster_than_the_end_of_a_retirement_keeps_the_peer(make: Make) -> None:
+    here, there = make(), make()
+    with here.open_segment(there.segment_name) as segment:
+        peer = segment.peer
+    here.roster._retired(peer)  # its release has ended, and it has been woken since
+    assert state(here) == ["live"]
+    assert told(here).of(there) == ["opened", "closed"]
+
+
 # -------------------------------------------------------------------- room
 
 
