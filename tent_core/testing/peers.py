@@ -166,8 +166,8 @@ class PeerProcess:
 
     def kill(self) -> None:
         """End it without a goodbye (SIGKILL), and wait for its end. Idempotent."""
+        self.process.kill()  # before the socket closes: it would end in good order at that
         self._socket.close()
-        self.process.kill()
         self.process.wait(10)
 
     def close(self, timeout: float = 10.0) -> None:
