@@ -384,6 +384,36 @@ def test_many_threads_that_need_a_silent_name_all_fail_and_say_why(make: Make) -
     assert here.roster._opening == {}
 
 
+@pytest.mark.slow
+def test_without_a_descriptor_idle_peers_make_room_and_without_those_it_says_what_is_lacking() -> (
+    None
+):
+    config = {"transports": {"shm": {"enable": True}}, "log": {"level": "error"}}
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))"
+    with (
+        tent.Engine(config) as one,
+        tent.Engine(config) as other,
+        PeerProcess(config, before=limit) as here,
+    ):
+        here.run("import contextlib, tent_core.remote; left = []")
+        fill = "with contextlib.suppress(OSError):\n    while True: left.append(os.dup(0))"
+        here.run(fill)
+        error = """
+try:
+    engine.open_segment(name)
+except tent.TransportError as error:
+    found = str(error)
+found"""
+        assert "no descriptor is left" in here.run(error, name=one.segment_name)
+        here.run("[os.close(left.pop()) for _ in range(8)]")
+        here.run("first = engine.open_segment(name)", name=one.segment_name)
+        here.run(fill)
+        here.run("second = engine.open_segment(name)", name=other.segment_name)
+        here.run("[os.close(one) for one in left]")
+        found = dict(here.run("[(peer.name, peer.state) for peer in engine.peers()]"))
+        assert found == {one.segment_name: "dormant", other.segment_name: "live"}
+
+
 # -------------------------------------------------------------------- nothing is left
 
 

@@ -27,6 +27,7 @@ from tent_core.errors import (
     PeerDeparted,
     PeerRefused,
     TentError,
+    TransportError,
     UnknownSegment,
     WaitTimeout,
 )
@@ -293,7 +294,7 @@ def _nobody(name: str, error: Any, timeout: float) -> TentError:
     """The error to raise; its cause is an OSError when this side lacks descriptors."""
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE and os.strerror(errno.EMFILE) in said(error):
-        lacking = UnknownSegment(
+        lacking = TransportError(
             f"no descriptor is left to connect to {name}: raise the limit (ulimit -n)"
         )
         lacking.__cause__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
