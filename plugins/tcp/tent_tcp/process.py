@@ -119,7 +119,10 @@ class ReceiverProcess:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(timeout)
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # it runs nothing more, late or not
+                self._process.wait(timeout)
 
     def close(self) -> None:
         """Close the descriptors; after `stop`, and after the reactor has stopped."""

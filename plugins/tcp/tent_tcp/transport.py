@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import socket
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.log import RateLimited
 from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, TransportContext
+from tent_core.types import Permission
 from tent_tcp.dialing import Target
 from tent_tcp.endpoint import NAME, TcpEndpoint, make_target
 from tent_tcp.gil import GilWatch
@@ -33,6 +35,17 @@ _STOP_S = 0.5
 _BACKLOG = 1024
 _TOKEN_SIZE = 16
 
+_listening: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Ports that no receiver serves yet. A forked child that kept one would keep it open after this process."""
+
+
+def _close_in_forked_child() -> None:
+    for listener in list(_listening):
+        listener.close()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)
+
 
 class TcpTransport(Transport):
     """One receiver process and two threads, however many peers; see the README for the picture.
@@ -40,6 +53,9 @@ class TcpTransport(Transport):
     One thread listens to the receiver, so that a revocation never waits for anything else; its id also tells
     the receiver whose memory it reaches. The other carries what nobody waits for in a thread of theirs, and
     runs the callbacks of those who submitted it.
+
+    The receiver, and the thread that listens to it, start with the first buffer that peers may reach: an
+    engine that only reads from and writes to others needs neither.
     """
 
     def __init__(self) -> None:
@@ -49,6 +65,8 @@ class TcpTransport(Transport):
         self._receiver: ReceiverProcess | None = None
         self._mover: Mover | None = None
         self._endpoints: set[TcpEndpoint] = set()
+        self._listener: socket.socket | None = None
+        self._private: dict[int, LocalBuffer] = {}
         self._obstacle = ""
         self._stopped = False
         self._process = os.getpid()
@@ -58,55 +76,33 @@ class TcpTransport(Transport):
         settings = context.settings
         self._warnings = RateLimited(context.log, by=("reason",))
         self._gil = GilWatch(settings.spin / 1e6)
-        listener, advertised = self._listen(context)
-        try:
-            self._link = Reactor("tent-tcp-link", context.log)
-            self._carrier = Reactor("tent-tcp-carrier", context.log)
-            task = self._link.start()
-            self._carrier.start()
-            self._mover = Mover(self._carrier, settings, self._gil)
-            try:
-                self._receiver = ReceiverProcess(
-                    self._link, listener, self._heard, self._receiver_ended
-                )
-            except OSError as error:
-                raise TransportUnavailable(
-                    f"the receiver process cannot be started: {error}"
-                ) from error
-        finally:
-            listener.close()  # the receiver alone holds it from now on
+        self._listener, advertised = self._listen(context)
+        _listening.add(self._listener)
+        self._carrier = Reactor("tent-tcp-carrier", context.log)
+        self._carrier.start()
+        self._mover = Mover(self._carrier, settings, self._gil)
         # What the receiver reads first, to see whether it reaches this memory, and whose it is.
         self._page = ctypes.create_string_buffer(secrets.token_bytes(_TOKEN_SIZE), _TOKEN_SIZE)
-        secret = secrets.token_bytes(SECRET_SIZE)
-        try:
-            answer = self._receiver.order(
-                "serve",
-                _START_S,
-                task=task,
-                page=ctypes.addressof(self._page),
-                token=self._page.raw.hex(),
-                secret=secret.hex(),
-                handshake_s=settings.handshake_timeout,
-                stall_s=settings.stall_timeout,
-                socket_buffer=settings.socket_buffer,
-                max_streams=settings.max_streams,
-                spin_s=settings.receiver_spin / 1e6,
-            )
-        except TransportError as error:
-            raise TransportUnavailable(str(error)) from error
-        self._obstacle = self._overcome(answer["obstacle"])
-        context.publish(Attribute(secret, advertised).encode())
-        context.log.info("tcp_receiver_started", address=advertised, pid=self._receiver.pid)
+        self._secret = secrets.token_bytes(SECRET_SIZE)
+        context.publish(Attribute(self._secret, advertised).encode())
+        context.log.info("tcp_listens", address=advertised)
 
     def add_buffers(self, buffers: Sequence[LocalBuffer]) -> Sequence[bytes | None]:
+        if self._receiver is None:
+            if all(b.permission is Permission.LOCAL_READ_WRITE for b in buffers):
+                self._private.update((b.id, b) for b in buffers)
+                return [b"" for _ in buffers]
+            self._start_receiver()
+            # Peers that ask for these are told that they may not.
+            private = [b for b in self._private.values() if b.memory_fd >= 0 or not self._obstacle]
+            self._private.clear()
+            self._add_all(private)
         served = [b.memory_fd >= 0 or not self._obstacle for b in buffers]
         if not all(served):
             self._warnings.warning(
                 "tcp_registered_memory_declined", reason=self._obstacle, buffers=served.count(False)
             )
-        offered = [b for b, serve in zip(buffers, served, strict=True) if serve]
-        for start in range(0, len(offered), MAX_DESCRIPTORS):
-            self._add(offered[start : start + MAX_DESCRIPTORS])
+        self._add_all([b for b, serve in zip(buffers, served, strict=True) if serve])
         return [b"" if serve else None for serve in served]
 
     def connect(self, peer: Peer) -> Endpoint:
@@ -123,6 +119,7 @@ class TcpTransport(Transport):
         return endpoint
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
+        self._private.pop(buffer.id, None)
         receiver = self._receiver
         if receiver is None or receiver.ended:
             return  # a process that has ended touches nothing
@@ -144,8 +141,10 @@ class TcpTransport(Transport):
             return  # a forked child shares the sockets; to shut them down would be to end its parent's
         self._stopped = True
         context, receiver = self._context, self._receiver
-        if context is not None and receiver is not None:
+        if context is not None and self._mover is not None:
             context.publish(None)
+        if self._listener is not None:
+            self._listener.close()
         for endpoint in list(self._endpoints):
             endpoint.close("the engine stops")
         if receiver is not None:
@@ -160,14 +159,14 @@ class TcpTransport(Transport):
 
     def holdings(self) -> Mapping[str, int]:
         receiver = self._receiver
-        if receiver is None or self._stopped:
+        if self._mover is None or self._stopped:
             return {}
-        lives = not receiver.ended
+        counters = {} if receiver is None or receiver.ended else receiver.counters.read()
         return {
-            "threads": 2,
-            "processes": int(lives),
+            "threads": 1 if receiver is None else 2,
+            "processes": int(receiver is not None and not receiver.ended),
             "endpoints": len(self._endpoints),
-            "accepted_streams": receiver.counters.read().get("streams", 0) if lives else 0,
+            "accepted_streams": counters.get("streams", 0),
         }
 
     # ---------------------------------------------------------------- the rest is private
@@ -193,6 +192,44 @@ class TcpTransport(Transport):
             raise TransportUnavailable(_why_not_listening(host, settings.port, error)) from error
         return listener, str(address.Address(shown, listener.getsockname()[1]))
 
+    def _start_receiver(self) -> None:
+        """From now on peers are served. Raises TransportError; it may be tried again."""
+        context, listener = self._get_context(), self._listener
+        if listener is None:
+            raise TransportError("the transport tcp has stopped")
+        settings = context.settings
+        link = Reactor("tent-tcp-link", context.log)
+        task = link.start()
+        receiver: ReceiverProcess | None = None
+        try:
+            receiver = ReceiverProcess(link, listener, self._heard, self._receiver_ended)
+            answer = receiver.order(
+                "serve",
+                _START_S,
+                task=task,
+                page=ctypes.addressof(self._page),
+                token=self._page.raw.hex(),
+                secret=self._secret.hex(),
+                handshake_s=settings.handshake_timeout,
+                stall_s=settings.stall_timeout,
+                socket_buffer=settings.socket_buffer,
+                max_streams=settings.max_streams,
+                spin_s=settings.receiver_spin / 1e6,
+            )
+        except (OSError, TransportError) as error:
+            if receiver is not None:
+                receiver.stop(_STOP_S)
+            link.stop(_STOP_S)
+            if receiver is not None:
+                receiver.close()
+            raise TransportError(
+                f"the receiver process of tcp cannot be started: {error}"
+            ) from error
+        listener.close()  # the receiver alone holds it from now on
+        self._listener, self._link, self._receiver = None, link, receiver
+        self._obstacle = self._overcome(answer["obstacle"])
+        context.log.info("tcp_receiver_started", pid=receiver.pid)
+
     def _overcome(self, obstacle: str) -> str:
         """Why the receiver cannot reach registered memory, after what can be done about it was done."""
         if not obstacle:
@@ -205,6 +242,10 @@ class TcpTransport(Transport):
         if obstacle:
             self._get_context().log.warning("tcp_registered_memory_not_offered", reason=obstacle)
         return obstacle
+
+    def _add_all(self, buffers: Sequence[LocalBuffer]) -> None:
+        for start in range(0, len(buffers), MAX_DESCRIPTORS):
+            self._add(buffers[start : start + MAX_DESCRIPTORS])
 
     def _add(self, buffers: Sequence[LocalBuffer]) -> None:
         assert self._receiver is not None

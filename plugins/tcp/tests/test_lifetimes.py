@@ -18,8 +18,9 @@ import pytest
 from tcp_harness import FixedPeer, Here, OwnerProcess, process_is_gone, work
 from tcp_stranger import Stranger, request
 
+from tent_core import address
 from tent_core.descriptor import Attribute, BufferDescriptor, SegmentDescriptor
-from tent_core.errors import BufferRevoked, TransportError
+from tent_core.errors import BufferRevoked, PermissionDenied, StaleHandle, TransportError
 from tent_core.testing import wait_until
 from tent_core.testing.harness import requests, this_host
 from tent_core.testing.leaks import nothing_stays_behind
@@ -350,6 +351,7 @@ def test_a_peer_killed_mid_transfer_fails_it_with_a_cause(
 
 def test_the_receiver_ends_with_its_engine_although_a_forked_child_keeps_the_sockets() -> None:
     with OwnerProcess() as owner:
+        owner.offer(KIB)
         child = owner.call("fork_a_child_that_stays")
         receiver = owner.call("receiver")
         try:
@@ -359,14 +361,53 @@ def test_the_receiver_ends_with_its_engine_although_a_forked_child_keeps_the_soc
             os.kill(child, signal.SIGKILL)
 
 
+def test_a_child_that_was_forked_before_anything_was_served_does_not_keep_the_port() -> None:
+    with OwnerProcess() as owner:
+        child = owner.call("fork_a_child_that_stays")
+        attribute = owner.peer().segment.attributes["tcp"]
+        where = address.parse(protocol.Attribute.decode(attribute.payload).address)
+        socket.create_connection((where.host, where.port), timeout=5).close()
+        try:
+            owner.kill()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((where.host, where.port), timeout=5)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_what_peers_may_not_reach_is_kept_without_a_receiver_until_there_is_one(
+    owner: OwnerProcess, here: Here
+) -> None:
+    target = owner.offer(KIB)
+    with Here() as side:
+        private = side.offer(KIB, permission=Permission.LOCAL_READ_WRITE, value=3)
+        other = side.offer(KIB, permission=Permission.LOCAL_READ_WRITE, value=4)
+        endpoint = side.transport.connect(owner.peer())
+        work(endpoint, WRITE, [(private, 0, target, 0, KIB)])
+        assert set(owner.content(target).tolist()) == {3}
+        side.transport.remove_buffer(other, 1.0)
+        assert side.transport.holdings()["processes"] == 0
+        assert side.transport.holdings()["threads"] == 1
+        public = side.offer(KIB, value=5)
+        assert side.transport.holdings()["processes"] == 1
+        back = here.transport.connect(FixedPeer(side.segment.snapshot))
+        local = here.offer(KIB)
+        work(back, READ, [(local, 0, public, 0, KIB)])
+        assert set(here.arrays[local.id].tolist()) == {5}
+        for refused, kind in ((private, PermissionDenied), (other, StaleHandle)):
+            assert isinstance(_cause(back, local, refused), kind)
+        endpoint.close("test")
+        back.close("test")
+
+
 @allocated
 def test_nothing_lands_in_the_program_that_the_owner_executes(
     here: Here, allocated: bool, tmp_path: Path
 ) -> None:
     """It maps memory at the very address that a peer goes on writing to, and watches it."""
     with OwnerProcess() as owner:
-        child = owner.call("fork_a_child_that_stays")  # which keeps the order socket open
         local, remote = here.offer(MIB, value=255), owner.offer(MIB, allocated=allocated)
+        child = owner.call("fork_a_child_that_stays")  # which keeps the order socket open
         receiver = owner.call("receiver")
         endpoint = here.transport.connect(owner.peer())
         hammer = Hammer(endpoint, WRITE, local, remote)

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 from tcp_harness import FixedPeer, Here, OwnerProcess, work
 
-from tent_core.errors import TransportUnavailable, Unreachable
+from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.testing.leaks import nothing_stays_behind
 from tent_core.types import Opcode, Status
 from tent_tcp.protocol import Attribute
@@ -105,11 +105,13 @@ def test_settings_that_are_no_hosts_are_mistakes(values: dict[str, str]) -> None
 
 
 def test_a_receiver_process_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", "/nonexistent/python")
-    side = Here()
-    with pytest.raises(TransportUnavailable, match="receiver process cannot be started"):
-        side.start()
-    side.transport.stop()
+    with Here() as side:
+        with monkeypatch.context() as patch:
+            patch.setattr(multiprocessing.spawn, "_python_exe", "/nonexistent/python")
+            with pytest.raises(TransportError, match=r"receiver process .*cannot be started"):
+                side.offer(KIB)
+        side.offer(KIB)  # it is tried again
+        assert side.transport.holdings()["processes"] == 1
 
 
 def test_a_receiver_process_that_fails_at_once_says_why(
@@ -117,13 +119,12 @@ def test_a_receiver_process_that_fails_at_once_says_why(
 ) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('this numpy is broken')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    side = Here()
-    with pytest.raises(TransportUnavailable, match="this numpy is broken"):
-        side.start()
-    side.transport.stop()
+    with Here() as side, pytest.raises(TransportError, match="this numpy is broken"):
+        side.offer(KIB)
 
 
 def test_the_secret_is_in_no_argument_and_no_environment(owner: OwnerProcess) -> None:
+    owner.offer(KIB)
     receiver = owner.call("receiver")
     secret = Attribute.decode(owner.peer().segment.attributes["tcp"].payload).secret
     for name in ("cmdline", "environ"):
@@ -134,9 +135,9 @@ def test_the_secret_is_in_no_argument_and_no_environment(owner: OwnerProcess) ->
 
 
 def test_the_receiver_leaves_signals_to_its_engine(owner: OwnerProcess, here: Here) -> None:
+    local, remote = here.offer(KIB), owner.offer(KIB)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         owner.signal_receiver(number)
-    local, remote = here.offer(KIB), owner.offer(KIB)
     endpoint = here.transport.connect(owner.peer())
     assert work(endpoint, Opcode.WRITE, [(local, 0, remote, 0, KIB)]).status[0] == Status.COMPLETED
 
@@ -166,6 +167,7 @@ def test_registered_memory_is_declined_where_the_kernel_forbids_to_reach_it(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Here() as side:
+        side.offer(KIB)
         monkeypatch.setattr(side.transport, "_obstacle", "ptrace scope 3")
         assert "tcp" not in _attributes_of(side, allocated=False)
         assert "tcp" in _attributes_of(side, allocated=True)
