@@ -24,6 +24,7 @@ from tent_core.errors import ClosedError, TransportError, UsageError
 from tent_core.inbox import Inbox
 from tent_core.inflight import Deadline
 from tent_core.memory import Buffer, BufferSlice, Memory
+from tent_core.remote import Segment
 from tent_core.segments import LocalSegment
 from tent_core.stats import Stats
 from tent_core.transport import LocalBuffer, TransportDeclaration
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from tent_core.planning import Group
     from tent_core.plugins import Registry
     from tent_core.policy import Selection
-    from tent_core.remote import Segment
     from tent_core.roster import PeerInfo
 
 DEFAULT_CLOSE_S = 5.0
@@ -281,8 +281,6 @@ class Engine:
         Raises UnknownSegment when nobody answers within `timeout` seconds (default `control.call_timeout_s`),
         PeerRefused when the engine there takes no more peers.
         """
-        from tent_core.remote import Segment
-
         self.check_open()
         return Segment(self, self.roster.open(name, self.call_timeout(timeout)))
 
