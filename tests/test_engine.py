@@ -571,7 +571,7 @@ def test_a_full_receiver_fails_the_notification_at_its_deadline(make: Make) -> N
     with here.open_segment(there.segment_name) as segment:
         segment.notify("one")
         with pytest.raises(tent.WaitTimeout, match="was full"):
-            segment.notify("two", timeout=0.3)
+            segment.notify("two", timeout=2)
         assert there.next_notification(5).name == "one"
         segment.notify("three", timeout=5)
         assert [n.name for n in there.poll_notifications()][-1] == "three"
