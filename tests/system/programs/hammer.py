@@ -77,7 +77,13 @@ class Hammer:
             self.pattern_read += int(np.count_nonzero(self.sink.array == PATTERN))
 
     def rest(self) -> dict[str, Any]:
-        """Stop, and answer what happened: calls completed by way, errors raised with their number."""
+        """Stop, and answer what happened: calls completed by way, errors raised with their number.
+
+        Called when the owner has taken the buffer away: every way gets the time to find that out.
+        """
+        end = time.monotonic() + 10
+        while {way for way, *_ in self.raised.copy()} != set(self.completed) and time.monotonic() < end:
+            time.sleep(0.001)
         self.resting.set()
         for thread in self.threads:
             thread.join(30)
