@@ -162,6 +162,7 @@ def check_one(
         np.array([there.buffer.id], np.int32),
         (here.buffer.id,),
         (there.buffer.id,),
+        {there.buffer.id: there.buffer.generation},
         here.length,
         reused=True,
     )
@@ -194,6 +195,7 @@ def check_many(
         there.ids,
         tuple(b.id for b in here.used),
         tuple(b.id for b in there.used),
+        {b.id: b.generation for b in there.used},
         columns.total_of(sizes, here.used),
         reused,
     )

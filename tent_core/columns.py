@@ -203,6 +203,7 @@ def subset(requests: Requests, rows: NDArray[np.intp]) -> Requests:
         remote_ids,
         distinct(local_ids),
         distinct(remote_ids),
+        requests.remote_generations,
         int(local[:, 1].sum()),
         requests.reused,
     )

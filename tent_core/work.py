@@ -8,7 +8,7 @@ above 2^53. An `(n, 2)` C-contiguous `uint64` array of address and length *is* a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,8 @@ class Requests:
     - `local_ids`, `remote_ids`: int32 (n,), the buffer of each row (of the local segment, of the peer's);
       a batch within one buffer may share one value by a zero stride.
     - `local_used`, `remote_used`: the distinct buffer ids of those columns, as tuples.
+    - `remote_generations`: the generations of the buffers in `remote_used`, by id, as the caller named them:
+      the newest snapshot may say something else of an id by now, and must not be asked.
     - `total`: bytes, the sum of the lengths.
     - `reused`: the application prepared this once and posts it many times, so that an endpoint may keep
       what it derives from the columns in `derived`, a slot for that endpoint alone (it is empty again
@@ -47,6 +49,7 @@ class Requests:
         "local_used",
         "opcode",
         "remote",
+        "remote_generations",
         "remote_ids",
         "remote_used",
         "reused",
@@ -62,6 +65,7 @@ class Requests:
         remote_ids: NDArray[np.int32],
         local_used: tuple[int, ...],
         remote_used: tuple[int, ...],
+        remote_generations: Mapping[int, int],
         total: int,
         reused: bool = False,
     ) -> None:
@@ -72,6 +76,7 @@ class Requests:
         self.remote_ids = remote_ids
         self.local_used = local_used
         self.remote_used = remote_used
+        self.remote_generations = remote_generations
         self.total = total
         self.reused = reused
         self.derived: Any = None

@@ -14,7 +14,9 @@ from tent_core.work import Requests, Work
 def work_of(opcode: Opcode, n: int = 4) -> Work:
     pairs = np.full((n, 2), 64, np.uint64)
     ids = np.zeros(n, np.int32)
-    return Work(Requests(opcode, pairs, pairs, ids, ids, (0,), (0,), 64 * n), lambda _: None)
+    return Work(
+        Requests(opcode, pairs, pairs, ids, ids, (0,), (0,), {0: 1}, 64 * n), lambda _: None
+    )
 
 
 def test_what_was_refused_at_submit_may_move() -> None:

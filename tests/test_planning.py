@@ -41,6 +41,7 @@ def requests_of(lengths: list[int], local_ids: list[int], remote_ids: list[int])
         there,
         distinct(here),
         distinct(there),
+        dict.fromkeys(remote_ids, 1),
         sum(lengths),
     )
 

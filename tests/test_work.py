@@ -17,7 +17,7 @@ BROKEN = TransportError("broken")
 def requests_of(lengths: list[int]) -> Requests:
     pairs = np.array([[4096 * (i + 1), n] for i, n in enumerate(lengths)], np.uint64).reshape(-1, 2)
     ids = np.zeros(len(lengths), np.int32)
-    return Requests(Opcode.WRITE, pairs, pairs.copy(), ids, ids, (0,), (0,), sum(lengths))
+    return Requests(Opcode.WRITE, pairs, pairs.copy(), ids, ids, (0,), (0,), {0: 1}, sum(lengths))
 
 
 def work_of(n: int) -> tuple[Work, list[Work]]:

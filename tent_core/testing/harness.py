@@ -214,6 +214,7 @@ def requests(opcode: Opcode, rows: Sequence[Row]) -> Requests:
         remote_ids,
         tuple(dict.fromkeys(local_ids.tolist())),
         tuple(dict.fromkeys(remote_ids.tolist())),
+        {b.id: b.generation for _, _, b, _, _ in rows},
         int(local[:, 1].sum()),
     )
 

@@ -64,3 +64,39 @@ def test_a_buffer_with_the_id_and_descriptor_of_one_before_is_another_buffer(
             segment.write(local[: SIZE // 2], segment.buffer("target")[: SIZE // 2])
             assert owner.run("int((old_array == round_).sum())", round_=round_) == SIZE
             assert owner.run("int((target.array == 100).sum())") == SIZE // 2
+
+
+def test_what_waits_for_its_turn_does_not_go_to_a_buffer_that_has_the_id_meanwhile(
+    make: Make, start: Start
+) -> None:
+    large = 256 << 20
+    narrow = only("tcp", transports={"tcp": {"enable": True, "streams": 1}})
+    owner, here = start(narrow), make(narrow)
+    owner.run("memory = np.zeros(size, np.uint8)", size=SIZE)
+    owner.run("target = engine.register(memory, name='target')")
+    owner.run("busy = engine.allocate(size, name='busy')", size=large)
+    local = here.register(np.full(SIZE, 7, np.uint8))
+    with here.open_segment(owner.segment_name) as segment:
+        before = segment.buffer("target")
+        segment.write(local, before)
+        owner.run("memory[:] = 0")
+        first = segment.submit(
+            "write", here.allocate(large), [0], segment.buffer("busy"), [0], large
+        )
+        waiting = segment.submit("write", local, [0], before, [0], SIZE)
+        owner.run("target.unregister()")
+        owner.run(
+            "anew, more = engine.register(memory, name='anew'), engine.allocate(64, name='more')"
+        )
+        assert owner.run("anew.id == target.id")
+        wait_until(lambda: {"anew", "more"} <= {b.name for b in segment.buffers()})
+        last = segment.submit("write", local, [0], segment.buffer("more"), [0], 64)
+        assert not waiting.done
+        for batch in (first, waiting, last):
+            batch.wait(30, check=False)
+        assert [int(b.status[0]) for b in (first, waiting, last)] == [
+            tent.Status.COMPLETED,
+            tent.Status.INVALID,
+            tent.Status.COMPLETED,
+        ]
+        assert not owner.run("bool(memory.any())")

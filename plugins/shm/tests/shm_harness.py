@@ -283,6 +283,7 @@ def requests(
         remote_ids,
         tuple(set(local_ids.tolist())),
         tuple(set(remote_ids.tolist())),
+        {i: peer.segment.buffers[i].generation for i in remote_ids.tolist()},
         int(columns[:, 4].sum()),
         reused,
     )

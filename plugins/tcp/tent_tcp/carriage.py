@@ -18,9 +18,10 @@ from tent_core.errors import (
     TransportError,
     UsageError,
 )
+from tent_core.transport import Peer
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
-from tent_tcp.messages import Generations, Message, messages_of, split
+from tent_tcp.messages import Message, messages_of, split
 from tent_tcp.protocol import Verdict
 from tent_tcp.streams import DeadlinePassed, Outcome, Patience, Stream
 
@@ -39,12 +40,11 @@ _MISTAKES: dict[Verdict, type[UsageError]] = {
 class Carriage:
     """Carries one work over one stream. One thread at a time, which owns the stream meanwhile."""
 
-    def __init__(self, work: Work, stream: Stream, generations: Generations, peer: str) -> None:
+    def __init__(self, work: Work, stream: Stream, peer: Peer) -> None:
         self.work = work
         self.stream = stream
-        self._generations = generations
         self._peer = peer
-        self._messages: deque[Iterator[Message]] = deque([messages_of(work.requests, generations)])
+        self._messages: deque[Iterator[Message]] = deque([messages_of(work.requests)])
         self._next: Message | None = None
 
     @property
@@ -71,25 +71,29 @@ class Carriage:
             return
         mistake = _MISTAKES.get(answer.verdict)
         if mistake is None:
-            cause: Exception = TransportError(f"peer {self._peer} could not carry it out: {text}")
+            cause: Exception = TransportError(
+                f"peer {self._peer.key} could not carry it out: {text}"
+            )
             self.work.fail(cause, message.start, message.stop)
             return
         ids = self.work.requests.remote_ids[message.start : message.stop]
         culprit = ids[min(answer.position, len(ids) - 1)]
-        name, verb = self._generations.name(int(culprit)), _verb(message.opcode)
-        cause = mistake(f"peer {self._peer} refused {verb} buffer {name}: {text}")
+        name, verb = self._name(int(culprit)), _verb(message.opcode)
+        cause = mistake(f"peer {self._peer.key} refused {verb} buffer {name}: {text}")
         refused = ids == culprit
         for start, stop, bad in _runs(refused):
             if bad:
                 self.work.fail(cause, message.start + start, message.start + stop)
             else:
-                again = split(
-                    self.work.requests,
-                    self._generations,
-                    message.start + start,
-                    message.start + stop,
-                )
+                again = split(self.work.requests, message.start + start, message.start + stop)
                 self._messages.append(again)
+
+    def _name(self, buffer: int) -> str:
+        """How to call a buffer of the peer in a message."""
+        known = self._peer.segment.buffers.get(buffer)
+        if known is None or known.generation != self.work.requests.remote_generations[buffer]:
+            return str(buffer)
+        return repr(known.name)
 
     def abandon(self, cause: TransportError) -> None:
         """The stream is of no more use: everything that has no answer fails.

@@ -1,4 +1,4 @@
-"""All that this side keeps for one peer: its address, the generations of its buffers, the streams to it."""
+"""All that this side keeps for one peer: its address, and the streams to it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 
 from tent_core import address
 from tent_core.descriptor import SegmentDescriptor
-from tent_core.errors import StaleHandle, TransportError, Unreachable
+from tent_core.errors import TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
 from tent_core.work import Work
 from tent_tcp.carriage import Carriage
 from tent_tcp.dialing import Dialing, Target, dial
 from tent_tcp.gil import GilWatch
-from tent_tcp.messages import Generations
 from tent_tcp.mover import Mover
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
@@ -44,18 +43,9 @@ class TcpEndpoint(Endpoint):
         self._find_target = target
         self._on_close = on_close
         self.pool = Pool(settings.streams, lambda: mover.resume(self))
-        snapshot = peer.segment
-        self._target: Target | TransportError = target(snapshot)
-        self._generations = Generations(snapshot.buffers)
+        self._target: Target | TransportError = target(peer.segment)
 
     def submit(self, work: Work) -> None:
-        unknown = self._unknown(work.requests.remote_used)
-        if unknown:
-            names = ", ".join(map(str, unknown))
-            work.fail(
-                StaleHandle(f"peer {self._peer.key} offers no buffer {names}; look it up again")
-            )
-            return
         if not work.may_block:
             if self.pool.closed is not None:
                 raise StreamFailed(self.pool.closed)
@@ -90,7 +80,6 @@ class TcpEndpoint(Endpoint):
             self.pool.give(stream)
 
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
-        self._generations = Generations(new.buffers)
         attribute = new.attributes.get(NAME)
         current = self._target.attribute if isinstance(self._target, Target) else b""
         if attribute is None:
@@ -117,7 +106,7 @@ class TcpEndpoint(Endpoint):
 
     def carriage(self, work: Work, stream: Stream) -> Carriage:
         """The work, ready to go over that stream."""
-        return Carriage(work, stream, self._generations, str(self._peer.key))
+        return Carriage(work, stream, self._peer)
 
     def dialing(self) -> Dialing:
         """A new connection in the making. Raises StreamFailed."""
@@ -147,14 +136,6 @@ class TcpEndpoint(Endpoint):
 
     def _interrupted(self) -> str | None:
         return self.pool.closed
-
-    def _unknown(self, ids: tuple[int, ...]) -> list[int]:
-        """Those that are no buffers of the peer. A snapshot newer than the last refresh is looked at once."""
-        unknown = self._generations.unknown(ids)
-        if unknown:
-            self._generations = Generations(self._peer.segment.buffers)
-            unknown = self._generations.unknown(ids)
-        return unknown
 
 
 def make_target(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.descriptor import BufferDescriptor
 from tent_core.types import Opcode
 from tent_core.work import Requests
 from tent_tcp.protocol import MAX_REQUESTS, REQUEST_SIZE, build_request, request_words
@@ -23,37 +20,14 @@ MESSAGE_BYTES = 32 << 20
 _numbers = itertools.count(1)
 
 
-class Generations:
-    """The generations of a peer's buffers, as one snapshot has them."""
-
-    def __init__(self, buffers: Mapping[int, BufferDescriptor]) -> None:
-        """Takes no time: a peer that registers buffer after buffer publishes as many snapshots."""
-        self._buffers = buffers
-
-    def unknown(self, ids: Iterable[int]) -> list[int]:
-        """Those of `ids` that are no buffers of the peer."""
-        return [i for i in ids if i not in self._buffers]
-
-    def name(self, buffer: int) -> str:
-        """How to call a buffer in a message."""
-        return repr(self._buffers[buffer].name if buffer in self._buffers else buffer)
-
-    def one(self, buffer: int) -> int:
-        """That of one buffer, which must be known."""
-        return self._buffers[buffer].generation
-
-    def of(self, requests: Requests, start: int, stop: int) -> int | NDArray[np.uint64]:
-        """By request in [start, stop), or one for all. None may be of an unknown buffer."""
-        if len(requests.remote_used) == 1:
-            return self.one(requests.remote_used[0])
-        ids, generations = self._columns
-        return generations[ids.searchsorted(requests.remote_ids[start:stop])]
-
-    @cached_property
-    def _columns(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Ids in ascending order, which may be any numbers, and the generation of each."""
-        ids = sorted(self._buffers)
-        return np.array(ids, np.int64), np.array([self.one(i) for i in ids], np.uint64)
+def generations_of(requests: Requests, start: int, stop: int) -> int | NDArray[np.uint64]:
+    """The generation of the buffer of each request in [start, stop), or one for all of them."""
+    known, used = requests.remote_generations, requests.remote_used
+    if len(used) == 1:
+        return known[used[0]]
+    ids = np.array(sorted(used), np.int64)  # which may be any numbers
+    generations = np.array([known[i] for i in ids.tolist()], np.uint64)
+    return generations[ids.searchsorted(requests.remote_ids[start:stop])]
 
 
 class Message:
@@ -75,23 +49,22 @@ class Message:
         "total",
     )
 
-    def __init__(
-        self, requests: Requests, start: int, stop: int, total: int, generations: Generations
-    ) -> None:
+    def __init__(self, requests: Requests, start: int, stop: int, total: int) -> None:
         self.opcode = requests.opcode
         self.start, self.stop, self.total = start, stop, total
         self.number = next(_numbers)
         self._requests = requests  # READ: the iovecs are its local column
         if stop - start == 1:
-            self._build_one(generations)
+            self._build_one()
         else:
-            self._build_many(generations)
+            self._build_many()
 
-    def _build_one(self, generations: Generations) -> None:
+    def _build_one(self) -> None:
         """Head and iovecs in one array: a block alone is not worth an array operation."""
         requests, start = self._requests, self.start
         buffer = int(requests.remote_ids[start])
-        row = (buffer, generations.one(buffer), int(requests.remote[start, 0]), self.total)
+        generation = requests.remote_generations[buffer]
+        row = (buffer, generation, int(requests.remote[start, 0]), self.total)
         head = (ctypes.c_uint64 * 12)(*request_words(self.opcode, self.number, row))
         address = ctypes.addressof(head)
         head[8], head[9] = address, REQUEST_SIZE
@@ -100,14 +73,14 @@ class Message:
         self._pieces = address + 64
         self._set_size(REQUEST_SIZE, 1)
 
-    def _build_many(self, generations: Generations) -> None:
+    def _build_many(self) -> None:
         requests, start, stop = self._requests, self.start, self.stop
         head = build_request(
             self.opcode,
             self.number,
             self.total,
             requests.remote_ids[start:stop],
-            generations.of(requests, start, stop),
+            generations_of(requests, start, stop),
             requests.remote[start:stop],
         )
         write = self.opcode == Opcode.WRITE
@@ -137,31 +110,22 @@ class Message:
         return Vector(first, self.stop - self.start, self.total, local)
 
 
-class Kept(NamedTuple):
-    """The messages of requests that are posted again and again, and the generations that are in them."""
-
-    generations: Generations
-    messages: tuple[Message, ...]
-
-
-def messages_of(requests: Requests, generations: Generations) -> Iterator[Message]:
+def messages_of(requests: Requests) -> Iterator[Message]:
     """All of the requests as messages; those of requests that were prepared are made once and kept there."""
     if not requests.reused:
-        return split(requests, generations)
+        return split(requests)
     kept = requests.derived
-    if not isinstance(kept, Kept) or kept.generations is not generations:
-        kept = requests.derived = Kept(generations, tuple(split(requests, generations)))
-    return iter(kept.messages)
+    if not isinstance(kept, tuple):
+        kept = requests.derived = tuple(split(requests))
+    return iter(kept)
 
 
-def split(
-    requests: Requests, generations: Generations, start: int = 0, stop: int | None = None
-) -> Iterator[Message]:
+def split(requests: Requests, start: int = 0, stop: int | None = None) -> Iterator[Message]:
     """The requests [start, stop) as messages, each made when it is asked for."""
     if stop is None:
         stop = len(requests)
     if start == 0 and stop == len(requests) <= MAX_REQUESTS and requests.total <= MESSAGE_BYTES:
-        yield Message(requests, 0, stop, requests.total, generations)
+        yield Message(requests, 0, stop, requests.total)
         return
     ends = np.cumsum(requests.local[start:stop, 1], dtype=np.int64)
     first, done = 0, 0
@@ -169,5 +133,5 @@ def split(
         fit = int(ends.searchsorted(done + MESSAGE_BYTES, "right"))
         last = min(max(fit, first + 1), first + MAX_REQUESTS)
         end = int(ends[last - 1])
-        yield Message(requests, start + first, start + last, end - done, generations)
+        yield Message(requests, start + first, start + last, end - done)
         first, done = last, end

@@ -186,8 +186,19 @@ def test_a_buffer_that_the_peer_never_offered_is_a_stale_handle(
 ) -> None:
     local = here.offer(KIB)
     endpoint = here.transport.connect(owner.peer())
-    later = owner.offer(KIB)  # the snapshot of `endpoint` does not have it
-    assert isinstance(work(endpoint, WRITE, [(local, 0, later, 0, KIB)]).cause_of(0), StaleHandle)
+    offered = owner.offer(KIB)
+    for never in (replace(offered, id=999), replace(offered, generation=999)):
+        done = work(endpoint, WRITE, [(local, 0, never, 0, KIB)])
+        assert isinstance(done.cause_of(0), StaleHandle)
+
+
+def test_a_buffer_is_written_to_before_the_endpoint_is_told_of_it(
+    owner: OwnerProcess, here: Here
+) -> None:
+    local = here.offer(KIB)
+    endpoint = here.transport.connect(owner.peer())
+    later = owner.offer(KIB)
+    assert work(endpoint, WRITE, [(local, 0, later, 0, KIB)]).cause_of(0) is None
 
 
 def test_memory_that_the_owner_has_unmapped_fails_the_request_alone(
