@@ -224,7 +224,7 @@ def grown(first: Counts, last: Counts) -> list[str]:
 def _allowed(name: str) -> int:
     if name.endswith("resident_kib"):
         return SLACK_KIB
-    return 200 if name.endswith("objects") else 0
+    return 100 if name.endswith("objects") else 0
 
 
 def report(first: Counts, last: Counts, peers: int) -> dict[str, dict[str, float]]:
