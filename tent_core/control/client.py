@@ -40,6 +40,9 @@ _CANCELLED_S = 0.2
 PROBE_S = 1.0
 """How long a look for an engine may take."""
 
+LOOK_S = 0.1
+"""How long a caller waits for one before he fails: enough for an engine, and for a port that is closed."""
+
 _PROBES_AT_ONCE = 16
 """So many looks are under way at once, at most: each costs a descriptor."""
 
@@ -71,6 +74,7 @@ class ControlClient:
         self._partings: set[asyncio.Task[None]] = set()
         self._silence = Silence(FIRST_PAUSE_S, settings.reconnect_max_s)
         self._probers: dict[str, asyncio.Task[None]] = {}
+        self._looks: dict[str, asyncio.Task[bool]] = {}
         self._probing = asyncio.Semaphore(_PROBES_AT_ONCE)
         self._periodic: list[asyncio.Task[None]] = []
 
@@ -81,14 +85,16 @@ class ControlClient:
     async def open(self, name: str, within: float, listener: ConnectionListener) -> Connection:
         """The live connection to the engine that answers at `name`, made if there is none (single flight).
 
-        A name that is known to be silent fails at once.
+        A name that is known to be silent fails at once, unless a short look finds that it is back.
         """
         live = self._live.get(name)
         if live is not None:
             return live
         task = self._opening.get(name)
         if task is None and (silent := self._silence.asked(self._loop.now(), name)):
-            raise UnknownSegment(silent)
+            if not await self._is_back(name):
+                raise UnknownSegment(silent)
+            task = self._opening.get(name)
         if task is None:
             work = self._dial(name, within, listener)
             task = self._opening[name] = asyncio.get_running_loop().create_task(work)
@@ -122,14 +128,30 @@ class ControlClient:
         if name not in self._probers:
             self._probers[name] = self._loop.spawn(self._look_for(name), f"look for {name}")
 
+    async def _is_back(self, name: str) -> bool:
+        """Look for a silent name out of turn; callers at the same time share one look."""
+        look = self._looks.get(name)
+        if look is None:
+            if not self._silence.may_look(self._loop.now(), name):
+                return False
+            look = self._looks[name] = self._loop.spawn(self._look(name, LOOK_S), f"look at {name}")
+            look.add_done_callback(lambda _: self._looks.pop(name, None))
+        await asyncio.wait((look,), timeout=LOOK_S + _LATER_S)
+        return look.done() and not look.cancelled() and look.result()
+
+    async def _look(self, name: str, within: float) -> bool:
+        async with self._probing:
+            back = await probe.answers(address.parse(name), within)
+        if back:
+            self._silence.answered(name)
+            self._log.info("peer_answers_again", peer=name)
+        return back
+
     async def _look_for(self, name: str) -> None:
         try:
             while (pause := self._silence.pause(self._loop.now(), name)) is not None:
                 await asyncio.sleep(pause)
-                async with self._probing:
-                    if await probe.answers(address.parse(name), PROBE_S):
-                        self._silence.answered(name)
-                        self._log.info("peer_answers_again", peer=name)
+                await self._look(name, PROBE_S)
         finally:
             if self._probers.get(name) is asyncio.current_task():
                 del self._probers[name]
@@ -157,7 +179,12 @@ class ControlClient:
         """Say goodbye to everybody, all at once, within about `within` seconds."""
         self._closing = True
         deadline = self._loop.now() + within
-        for task in (*set(self._opening.values()), *self._periodic, *self._probers.values()):
+        for task in (
+            *set(self._opening.values()),
+            *self._periodic,
+            *self._probers.values(),
+            *self._looks.values(),
+        ):
             task.cancel()
         ends = [asyncio.ensure_future(connection.end(reason)) for connection in self._all]
         await _all_until(ends, deadline)

@@ -15,6 +15,9 @@ NAMES_KEPT = 1024
 FORGET_S = 60.0
 """A name for which nobody has asked for so long is not looked for any more."""
 
+LOOK_EVERY_S = 0.2
+"""A caller may have a name looked for out of turn, unless that was done so short a time ago."""
+
 
 @dataclass(slots=True)
 class _Silent:
@@ -22,6 +25,7 @@ class _Silent:
     asked: float
     why: str
     pause: float
+    looked: float
 
 
 class Silence:
@@ -46,7 +50,7 @@ class Silence:
         if known is not None:
             known.asked = now
             return None
-        self._names[name] = _Silent(now, now, why, self._first_s)
+        self._names[name] = _Silent(now, now, why, self._first_s, now)
         if len(self._names) <= self._most:
             return None
         oldest = min(self._names, key=lambda n: (self._names[n].asked, n == name))
@@ -63,6 +67,14 @@ class Silence:
             f"{silent.why} (that was {now - silent.since:.1f} s ago; it is being looked for, at least every "
             f"{self._longest_s:g} s, and until it answers every call fails at once)"
         )
+
+    def may_look(self, now: float, name: str) -> bool:
+        """Whether a caller is to look for `name` out of turn: it may have come back since the prober did."""
+        silent = self._names.get(name)
+        if silent is None or now - silent.looked < LOOK_EVERY_S:
+            return False
+        silent.looked = now
+        return True
 
     def pause(self, now: float, name: str) -> float | None:
         """How long its prober waits before it looks again; None: nobody needs `name` now, or it is back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tent_core.address import Address
 from tent_core.control import probe
-from tent_core.control.silence import FORGET_S, NAMES_KEPT, Silence
+from tent_core.control.silence import FORGET_S, LOOK_EVERY_S, NAMES_KEPT, Silence
 from tent_core.errors import TentError, UnknownSegment
 
 # -------------------------------------------------------------------- decisions
@@ -220,6 +221,38 @@ def test_a_name_that_answers_again_is_found_and_the_next_call_connects() -> None
         with side(Control(listen=name)) as there:
             wait_until(lambda: probers(here) == 0, HANG_S)
             assert here.connect(name).key == there.key
+
+
+def test_an_engine_that_is_back_is_opened_although_the_prober_has_not_looked_yet() -> None:
+    name = f"127.0.0.1:{free_port()}"
+    with side() as here:
+        failure(here, name)
+        here.plane._loop.call(here.plane._client._probers[name].cancel)
+        wait_until(lambda: probers(here) == 0, HANG_S)
+        with side(Control(listen=name)) as there:
+            wait_until(lambda: opens(here, name), HANG_S)
+            assert here.connect(name).key == there.key
+
+
+def opens(here: Side, name: str) -> bool:
+    try:
+        here.connect(name)
+    except UnknownSegment:  # it was looked for a moment ago
+        return False
+    return True
+
+
+def test_callers_look_for_a_silent_name_at_most_every_so_often() -> None:
+    it = Silence(0.1, 1.0)
+    assert not it.may_look(0.0, "a:1")
+    it.failed(0.0, "a:1", "")
+    times = [n / 64 for n in range(640)]
+    looks = [now for now in times if it.may_look(now, "a:1")]
+    assert looks[0] >= LOOK_EVERY_S
+    gaps = [later - earlier for earlier, later in itertools.pairwise(looks)]
+    assert all(LOOK_EVERY_S <= gap <= LOOK_EVERY_S + 1 / 64 for gap in gaps)
+    it.answered("a:1")
+    assert not it.may_look(9.0, "a:1")
 
 
 def test_a_stopped_engine_does_not_count_as_one_that_answers() -> None:
