@@ -460,6 +460,7 @@ class LivePeer:
         for buffer in buffers:
             buffer.inflight.shut()
         if before is PeerState.LIVE:
+            self.connection.give_up(reason)
             self.endpoints.close_all(reason, self._endpoints_closed, for_good=True)
         elif before is not PeerState.RETIRING:  # a retirement under way ends by itself
             self._owner.gone(self)

@@ -539,6 +539,24 @@ def test_closing_is_bounded_while_work_hangs(joined: Joined) -> None:
     assert batch.failures
 
 
+def test_closing_does_not_wait_for_a_notification_that_nobody_takes(make: Make) -> None:
+    joined = Joined(make(), make({"notifications": {"queue": 1}}))
+    joined.segment.notify("fills the queue")
+    waiting = threading.Thread(target=_refused, args=(joined.segment,), daemon=True)
+    waiting.start()
+    wait_until(lambda: joined.here.peers()[0].idle_s is None)
+    closing = threading.Thread(target=joined.here.close, args=(60.0,), daemon=True)
+    closing.start()
+    for thread in (waiting, closing):
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def _refused(segment: tent.Segment) -> None:
+    with pytest.raises(tent.PeerDeparted, match="the engine was closed"):
+        segment.notify("finds no room", timeout=60.0)
+
+
 def test_an_engine_can_open_its_own_segment(pair: Pair) -> None:
     here, _ = pair
     here.allocate(64, name="mine")

@@ -69,6 +69,8 @@ class FakeConnection:
     def report_idle(self, seconds: float | None) -> None:
         self.reports.append(seconds)
 
+    def give_up(self, reason: str) -> None: ...
+
     def notify(self, name: str, payload: bytes, timeout: float) -> None: ...
 
     def wait_for(self, *versions: int) -> None:

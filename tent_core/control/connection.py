@@ -88,6 +88,7 @@ class Connection:
         self._process = process
         self._log = log
         self._probing = False
+        self._given_up: str | None = None
         self._closed = False
         self._dropped = False
         self._ending: asyncio.Future[None] | None = None
@@ -181,6 +182,13 @@ class Connection:
         if self._follower.use.report(since):
             self._loop.call(self._follower.tell)
 
+    def give_up(self, reason: str) -> None:
+        """End all calls that wait for the peer, with PeerDeparted; a goodbye is all that is said from now on.
+
+        Returns at once. For an owner that is to close it, but cannot before those calls have ended.
+        """
+        self._loop.call(self._give_up, reason)
+
     def close(self, reason: str = "the connection was closed", *, retired: bool = False) -> None:
         """Say goodbye: this side touches the peer's memory no more. Idempotent; no event follows.
 
@@ -264,13 +272,21 @@ class Connection:
         else:
             self.depart("another incarnation answers under its name", owes_goodbye=False)
 
+    def _give_up(self, reason: str) -> None:
+        if self._link.reason is None and not self._closed:
+            self._given_up = reason
+            self._end_calls(PeerDeparted(f"peer {self.key} departed: {reason}"))
+
+    def _end_calls(self, error: TentError) -> None:
+        self._outbox.fail(error)
+        if not self._gone.done():
+            self._gone.set_result(None)
+
     def _let_go(self, error: TentError) -> None:
         """End all that goes on, but for the goodbye."""
         self._owner.retire(self)
         self._unwatch()
-        self._outbox.fail(error)
-        if not self._gone.done():
-            self._gone.set_result(None)
+        self._end_calls(error)
         if asyncio.current_task() is not self._following:
             self._following.cancel()
 
@@ -365,7 +381,7 @@ class Connection:
         return self.descriptor
 
     def _suspect(self, cause: str) -> None:
-        if self._link.state is LinkState.UP and not self._probing:
+        if self._link.state is LinkState.UP and not self._probing and self._given_up is None:
             self._probing = True
             self._loop.spawn(self._probe(cause), f"probe {self.key}")
 
@@ -400,13 +416,13 @@ class Connection:
         self._raise_gone()
 
     def _check(self) -> None:
-        if self._link.reason is not None:
+        if self._link.reason is not None or self._given_up is not None:
             self._raise_gone()
 
     def _raise_gone(self) -> NoReturn:
         if self._closed:
             raise ClosedError(f"the connection to {self.key} was closed")
-        raise PeerDeparted(f"peer {self.key} departed: {self._link.reason}")
+        raise PeerDeparted(f"peer {self.key} departed: {self._link.reason or self._given_up}")
 
     def _tell(self, call: Callable[..., None], *arguments: object) -> None:
         try:

@@ -112,6 +112,9 @@ class Connection:
         self._scheduler.pause()
         self.acknowledged.append(version)
 
+    def give_up(self, reason: str) -> None:
+        self._scheduler.pause()
+
     def close(self, reason: str = "", *, retired: bool = False) -> None:
         self._scheduler.pause()
         self.closed.append(reason)
