@@ -82,7 +82,9 @@ class Hammer:
         Called when the owner has taken the buffer away: every way gets the time to find that out.
         """
         end = time.monotonic() + 10
-        while {way for way, *_ in self.raised.copy()} != set(self.completed) and time.monotonic() < end:
+        while {way for way, *_ in self.raised.copy()} != set(
+            self.completed
+        ) and time.monotonic() < end:
             time.sleep(0.001)
         self.resting.set()
         for thread in self.threads:
