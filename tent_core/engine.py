@@ -506,11 +506,14 @@ class _Handler:
         if engine is not None:
             engine.roster.session_opened(info)
 
-    def session_departed(self, info: SessionInfo, reason: str) -> None:
+    def session_departed(
+        self, info: SessionInfo, reason: str
+    ) -> list[concurrent.futures.Future[None]]:
         """A peer that opened this engine's segment is gone."""
         engine = self._engine()
-        if engine is not None and not engine._closed:
-            engine.roster.session_departed(info, reason)
+        if engine is None or engine._closed:
+            return []
+        return engine.roster.session_departed(info, reason)
 
 
 def _document_of(engine: weakref.ref[Engine]) -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -325,15 +326,22 @@ class Roster:
         with self._lock:
             self._sessions[info.session] = info
 
-    def session_departed(self, info: SessionInfo, reason: str) -> None:
-        """A session ended: the transports free what they made for its peer. On the control thread."""
+    def session_departed(self, info: SessionInfo, reason: str) -> list[Future[None]]:
+        """A session ended: the transports free what they made for its peer. On the control thread.
+
+        Answers what ends when each of them has: the peer must not come back before that, since what it makes
+        then would be freed as well.
+        """
+        releases: list[Future[None]] = []
         with self._lock:
             self._sessions.pop(info.session, None)
             if not self._session_of(info.key):
                 for running in self._transports:
                     with contextlib.suppress(ClosedError):
-                        running.calls.submit(partial(_release, running, info.key, reason))
+                        release = partial(_release, running, info.key, reason)
+                        releases.append(running.calls.submit(release))
             self._left(info.key, reason)
+        return releases
 
     # ---------------------------------------------------------------- what there is
 

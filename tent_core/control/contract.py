@@ -16,6 +16,9 @@ PROTOCOL = 1
 NOTIFICATION_LIMIT = (64 << 10) - 64
 """Bytes of name (UTF-8) and payload of one notification: 64 KiB less its header."""
 
+RELEASE_S = 1.0
+"""How long the answer to a goodbye waits for what was kept for the peer to be freed."""
+
 BOOTSTRAP_LIMIT = 1 << 20
 """Bytes of a bootstrap payload or of its answer."""
 
@@ -133,8 +136,12 @@ class ControlHandler(Protocol):
         """A peer opened a session."""
         ...
 
-    def session_departed(self, info: SessionInfo, reason: str) -> None:
-        """The peer of a session has departed: called exactly once for each that was opened."""
+    def session_departed(self, info: SessionInfo, reason: str) -> list[Future[None]] | None:
+        """The peer of a session has departed: called exactly once for each that was opened.
+
+        Its goodbye, or its next session, is answered when the futures have ended (or RELEASE_S later), so
+        that it does not come back while what was kept for it is being freed.
+        """
         ...
 
     def inspect(self) -> Future[bytes]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -17,6 +18,7 @@ from tent_core.control.contract import (
     BOOTSTRAP_LIMIT,
     NOTIFICATION_LIMIT,
     PROTOCOL,
+    RELEASE_S,
     ControlHandler,
     ControlSettings,
     Notification,
@@ -36,6 +38,8 @@ from tent_core.segments import LocalSegment
 
 LAST_WORDS_S = 1.0
 """How long the last message of a watch stream may take to be written."""
+
+T = TypeVar("T")
 
 _CANCELLED_S = 0.2
 """What calls that still run get when the server stops."""
@@ -83,6 +87,14 @@ class _Stream:
         if self._limit is not None:
             self._limit.cancel()
         self._task = None
+
+
+async def _ended(releases: list[Future[None]]) -> None:
+    """Wait until departed peers have been released, at most RELEASE_S."""
+    if releases:
+        await asyncio.wait(
+            [asyncio.wrap_future(release) for release in releases], timeout=RELEASE_S
+        )
 
 
 class ControlServer:
@@ -224,7 +236,7 @@ class ControlServer:
                     except Full as full:
                         self._carry_out(full.events)
                     else:
-                        self._carry_out(events)
+                        await _ended(self._carry_out(events))
                         return session
                 if place is None:
                     place = self._pressure.arrive(now, within)
@@ -371,7 +383,7 @@ class ControlServer:
         known, events = self._sessions.goodbye(
             request.session, request.reason[:1000], retired=request.retired
         )
-        self._carry_out(events)
+        await _ended(self._carry_out(events))
         return pb.GoodbyeResponse(known=known)
 
     async def inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
@@ -466,7 +478,9 @@ class ControlServer:
 
     # ---------------------------------------------------------------- what sessions decide
 
-    def _carry_out(self, events: list[Event]) -> None:
+    def _carry_out(self, events: list[Event]) -> list[Future[None]]:
+        """Do what was decided; answers what ends when departed peers have been released."""
+        releases: list[Future[None]] = []
         for event in events:
             match event:
                 case Opened(info):
@@ -480,20 +494,22 @@ class ControlServer:
                     if stream is not None:
                         stream.end(self._forgotten_watch(info.session))
                     self._log.info("session_departed", peer=str(info.key), reason=reason)
-                    self._tell(self._handler.session_departed, info, reason)
+                    told = self._tell(self._handler.session_departed, info, reason)
+                    releases.extend(told or ())
                 case Gone(session):
                     self._processes.pop(session, lambda: None)()
         if events:
             self._changed()
             self._rearm()
+        return releases
 
-    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
-        if self._closing is not None:
-            return
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._log.error("control_handler_raised", call=call.__name__, exc_info=error)
+    def _tell(self, call: Callable[..., T], *arguments: object) -> T | None:
+        if self._closing is None:
+            try:
+                return call(*arguments)
+            except Exception as error:
+                self._log.error("control_handler_raised", call=call.__name__, exc_info=error)
+        return None
 
     def _process_ended(self, session: int) -> None:
         self._carry_out(self._sessions.process_ended(session))
