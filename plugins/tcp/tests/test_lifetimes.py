@@ -369,10 +369,17 @@ def test_a_child_that_was_forked_before_anything_was_served_does_not_keep_the_po
         socket.create_connection((where.host, where.port), timeout=5).close()
         try:
             owner.kill()
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((where.host, where.port), timeout=5)
+            wait_until(lambda: _refuses(where.host, where.port), 5, "the receiver to end")
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def _refuses(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_what_peers_may_not_reach_is_kept_without_a_receiver_until_there_is_one(
