@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -53,28 +54,58 @@ class Guest:
 
     def __init__(self, config: dict[str, Any], target: str, timeout: float) -> None:
         self.engine = tent.Engine(config)
+        self.served = False
+        self.refusals: list[str] = []
+        """What was answered when it was not let in, each within `timeout` seconds."""
         self._target = target
         self._timeout = timeout
-        self.refused: list[str] = []
-        self.served_at: float | None = None
-        threading.Thread(target=self._ask, daemon=True).start()
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+        self.thread.start()
 
     def _ask(self) -> None:
-        while self.served_at is None:
+        while not self.served:
             try:
                 segment = self.engine.open_segment(self._target, timeout=self._timeout)
+            except tent.ClosedError:
+                return
             except tent.TentError as error:
-                self.refused.append(f"{type(error).__name__}: {error}")
-                continue
-            self.served_at = time.monotonic()
-            self._stay(segment)
+                self.refusals.append(f"{type(error).__name__}: {error}")
+            else:
+                self.served = True
+                self._stay(segment)
 
     def _stay(self, segment: tent.Segment) -> None:
-        """Have something pending all the time: a notification that nobody takes."""
-        while True:
-            try:
-                segment.notify("still here", timeout=60.0)
-            except tent.WaitTimeout:
-                continue
-            except tent.TentError:
-                return
+        """Write once; then have something pending all the time: a notification that nobody takes."""
+        source = self.engine.register(
+            np.ones(BLOCK, np.uint8), permission=Permission.LOCAL_READ_WRITE
+        )
+        with contextlib.suppress(tent.TentError):
+            segment.write(source, segment.buffer("pool")[:BLOCK])
+            while True:
+                with contextlib.suppress(tent.WaitTimeout):
+                    segment.notify("still here", timeout=60.0)
+
+
+class Guests:
+    """Several in one process."""
+
+    def __init__(self, config: dict[str, Any], target: str, timeout: float, count: int) -> None:
+        self._guests = [Guest(config, target, timeout) for _ in range(count)]
+
+    def state(self) -> tuple[int, list[str]]:
+        """How many are in, and the last answer to each of those who are not."""
+        out = [guest for guest in self._guests if not guest.served]
+        return len(self._guests) - len(out), [g.refusals[-1] for g in out if g.refusals]
+
+    def leave(self, count: int) -> int:
+        """Some of those who are in close their engines; how many did."""
+        leaving = [guest for guest in self._guests if guest.served][:count]
+        for guest in leaving:
+            guest.engine.close()
+            self._guests.remove(guest)
+        return len(leaving)
+
+    def close(self) -> None:
+        """All close their engines."""
+        while self._guests:
+            self._guests.pop().engine.close()
