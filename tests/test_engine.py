@@ -147,6 +147,19 @@ def test_a_prepared_transfer_is_posted_again_and_again(joined: Joined) -> None:
     assert (joined.target.array[:64] == 4).all()
 
 
+def test_a_prepared_batch_is_posted_again_and_again(joined: Joined) -> None:
+    here, there = offsets(16, 4096), offsets(16, 4096)[::-1]
+    prepared = joined.segment.prepare_many("write", joined.local, here, joined.remote, there, 4096)
+    local, target = (array.reshape(16, 4096) for array in (joined.local.array, joined.target.array))
+    for value in (1, 2, 3):
+        local[:] = (np.arange(16) + value)[:, None]
+        prepared.run()
+        assert (target[::-1] == local).all()
+    local[:] = 9
+    prepared.post().wait(5)
+    assert (target == 9).all()
+
+
 def test_an_empty_batch_has_nothing_to_do(joined: Joined) -> None:
     assert len(joined.segment.write_many(joined.local, [], joined.remote, [], 64)) == 0
 
