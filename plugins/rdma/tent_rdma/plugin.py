@@ -1,0 +1,51 @@
+"""What pluggy finds of this package: the declaration of the transport `rdma`, which imports little."""
+
+from __future__ import annotations
+
+from tent_core import topology
+from tent_core.hookspecs import hookimpl
+from tent_core.transport import Transport, TransportDeclaration
+from tent_core.types import (
+    DRAM_TO_DRAM,
+    Capabilities,
+    MemoryKind,
+    MemoryPair,
+    Reach,
+    TransportType,
+)
+from tent_rdma.settings import Settings
+
+
+def capabilities(machine: topology.Topology) -> Capabilities:
+    """What it can do on this machine: GPU memory only where a loaded module lets NICs reach it."""
+    pairs = DRAM_TO_DRAM
+    if machine.peer_memory:
+        kinds = (MemoryKind.DRAM, MemoryKind.GPU)
+        pairs = frozenset(MemoryPair(local, remote) for local in kinds for remote in kinds)
+    return Capabilities(
+        memory_pairs=pairs,
+        reach=Reach.NETWORK,
+        owner_checked=True,  # a deregistered key is dead
+        notifications=True,
+        device_choice=True,
+        qp_pools=True,
+    )
+
+
+def _make() -> Transport:
+    from tent_rdma.transport import RdmaTransport
+
+    return RdmaTransport()
+
+
+@hookimpl
+def tent_transport() -> TransportDeclaration:
+    """Declare the transport `rdma`, number 1."""
+    return TransportDeclaration(
+        name="rdma",
+        number=int(TransportType.RDMA),
+        factory=_make,
+        settings=Settings,
+        capabilities=capabilities(topology.discover()),
+        summary="one-sided reads and writes by RDMA over every usable NIC",
+    )
