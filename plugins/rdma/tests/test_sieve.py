@@ -37,7 +37,9 @@ def test_a_used_key_is_passed_over_once() -> None:
     assert drain(sieve) == "bcda"
 
 
-def test_the_hand_goes_on_from_where_it_stopped_so_new_keys_go_before_old_ones_that_were_used() -> None:
+def test_the_hand_goes_on_from_where_it_stopped_so_new_keys_go_before_old_ones_that_were_used() -> (
+    None
+):
     sieve = filled("abc")
     for key in "ab":
         sieve.touch(key)
