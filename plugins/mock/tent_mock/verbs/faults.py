@@ -65,11 +65,8 @@ class _Rule:
 
     def due(self, operation: str, nic: str) -> bool:
         """Count one event, and answer whether it is to fail."""
-        if (
-            self.times <= 0
-            or self.operation not in (None, operation)
-            or self.nic not in (None, nic)
-        ):
+        mine = self.operation == operation or (self.operation is None and nic != "")
+        if self.times <= 0 or not mine or self.nic not in (None, nic):
             return False
         if self.skip > 0:
             self.skip -= 1
@@ -101,7 +98,10 @@ class Faults:
         after: int = 0,
         nic: str | None = None,
     ) -> None:
-        """The next calls of an operation, `after` so many, fail with errno `number`; None: any on a NIC."""
+        """Calls of an operation fail with errno `number`: `times` of them, `after` so many that do not.
+
+        Without an operation, calls of any kind on a NIC are meant.
+        """
         with self._lock:
             self._calls.append(_Rule(operation, nic, after, times, number))
 
