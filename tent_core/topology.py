@@ -55,7 +55,10 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
-    """An RDMA device as `ibv_devices` would list it. Soft devices have no PCI address."""
+    """An RDMA device as `ibv_devices` would list it. Soft devices have no PCI address.
+
+    `node_type` is the kernel's word: `CA` of InfiniBand and RoCE, `RNIC` of iWARP, and others.
+    """
 
     name: str
     node_guid: str = ""
@@ -63,6 +66,7 @@ class RdmaDevice:
     pci_address: str = ""
     numa_node: int = -1
     ports: tuple[RdmaPort, ...] = ()
+    node_type: str = ""
 
     @property
     def netdevs(self) -> tuple[str, ...]:
@@ -169,6 +173,7 @@ def _rdma_device(path: Path) -> RdmaDevice:
             for port in _entries(path / "ports")
             if re.fullmatch(r"[0-9]{1,6}", port.name)
         ),
+        node_type=_text(path / "node_type").rpartition(": ")[2],
     )
 
 

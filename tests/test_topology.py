@@ -39,6 +39,7 @@ def add_rdma(write: Write, tmp_path: Path, name: str = "mlx5_0") -> None:
     write(f"{PCI}/numa_node", "1\n")
     write(f"{base}/node_guid", "9803:9b03:0012:3456\n")
     write(f"{base}/fw_ver", "16.35.2000\n")
+    write(f"{base}/node_type", "1: CA\n")
     os.symlink(tmp_path / PCI, tmp_path / base / "device")
     port = f"{base}/ports/1"
     write(f"{port}/state", "4: ACTIVE\n")
@@ -92,7 +93,7 @@ def test_an_rdma_device_is_read_with_its_used_gids_in_order(write: Write, tmp_pa
     device = topology.discover(tmp_path).rdma_device("mlx5_0")
     assert device is not None
     assert (device.numa_node, device.pci_address) == (1, "0000:18:00.0")
-    assert device.netdevs == ("ens1f0",)
+    assert (device.node_type, device.netdevs) == ("CA", ("ens1f0",))
     (port,) = device.ports
     assert (port.number, port.state, port.link_layer) == (1, "ACTIVE", "Ethernet")
     assert port.rate_gbps == 100.0
