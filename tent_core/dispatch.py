@@ -189,8 +189,14 @@ class _Carry:
 
     def _submit(self) -> Work | None:
         self._began = time.monotonic()
+        entry = self._selection.entry
         work = Work(
-            self._requests, self._finished, may_block=self._may_block, deadline=self._deadline
+            self._requests,
+            self._finished,
+            may_block=self._may_block,
+            deadline=self._deadline,
+            devices=entry.devices if entry is not None else (),
+            qp_pool=entry.qp_pool if entry is not None else None,
         )
         self._ended_inline = False
         self._submitting = threading.get_ident()

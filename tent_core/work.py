@@ -104,7 +104,9 @@ class Work:
 
     `may_block` says that the submitting thread waits for the outcome anyway, so the endpoint may carry the
     work out before `submit` returns. Otherwise `submit` may keep the thread for about 10 microseconds.
-    `deadline` is on `time.monotonic()`; past it the endpoint should give up with a cause.
+    `deadline` is on `time.monotonic()`; past it the endpoint should give up with a cause. `devices` and
+    `qp_pool` are what the policy entry asks for: the only NICs that may be used (empty: any), and the named
+    pool of queue pairs (None: none in particular); only transports that can be told so get them.
     """
 
     __slots__ = (
@@ -112,9 +114,11 @@ class Work:
         "_remaining",
         "causes",
         "deadline",
+        "devices",
         "may_block",
         "moved",
         "on_finished",
+        "qp_pool",
         "requests",
         "status",
         "surplus",
@@ -127,12 +131,16 @@ class Work:
         *,
         may_block: bool = False,
         deadline: float = float("inf"),
+        devices: tuple[str, ...] = (),
+        qp_pool: str | None = None,
     ) -> None:
         n = len(requests.local)
         self.requests = requests
         self.on_finished = on_finished
         self.may_block = may_block
         self.deadline = deadline
+        self.devices = devices
+        self.qp_pool = qp_pool
         self.status = np.empty(n, np.uint8)
         self.status.fill(_PENDING)
         self.moved = np.zeros(n, np.uint64)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tent_core.errors import TransportUnavailable
-from tent_core.types import Opcode
+from tent_rdma.queue_pairs import make_queue_pair
 from tent_rdma.verbs import (
     Channel,
-    Columns,
     Completion,
     CompletionQueue,
     Device,
@@ -22,35 +21,43 @@ from tent_rdma.verbs import (
     PortState,
     QueuePair,
     Registration,
-    Route,
     Verbs,
     VerbsError,
 )
 
 
-def load() -> Verbs:
-    """Verbs by pyverbs. Raises TransportUnavailable with the reason and the remedy."""
+def load(*, extended: bool = True) -> Verbs:
+    """Verbs by pyverbs. Raises TransportUnavailable with the reason and the remedy.
+
+    `extended=False` posts by ibv_post_send even where the driver has extended queue pairs.
+    """
     try:
-        return _Verbs()
+        return _Verbs(extended)
     except ImportError as error:
         raise TransportUnavailable(_why_not(error)) from error
 
 
+REMEDY = (
+    "pyverbs must match this machine's libibverbs, so take it from where that came from: "
+    "`apt install python3-pyverbs` (Debian, Ubuntu), `dnf install python3-pyverbs` (Fedora, RHEL), "
+    "and make it visible to this interpreter (see the README of tent-rdma)"
+)
+
+
 def _why_not(error: ImportError) -> str:
-    remedy = (
-        "pyverbs must match this machine's libibverbs, so take it from where that came from: "
-        "`apt install python3-pyverbs` (Debian, Ubuntu), `dnf install python3-pyverbs` (Fedora, RHEL), "
-        "and make it visible to this interpreter (see the README of tent-rdma)"
-    )
     if "IBVERBS_PRIVATE" in str(error) or "undefined symbol" in str(error):
         return (
-            f"pyverbs is installed but does not match this machine's libibverbs ({error}): {remedy}"
+            f"pyverbs is installed but does not match this machine's libibverbs ({error}): {REMEDY}"
         )
-    return f"pyverbs cannot be imported ({error}): {remedy}"
+    return f"pyverbs cannot be imported ({error}): {REMEDY}"
+
+
+_NO_REASON = -1
+"""What pyverbs says for an error code where it has none; not EPERM, which it would say as 1."""
 
 
 class _Verbs:
-    def __init__(self) -> None:
+    def __init__(self, extended: bool) -> None:
         import pyverbs.addr
         import pyverbs.cq
         import pyverbs.device
@@ -61,6 +68,7 @@ class _Verbs:
         import pyverbs.wr
         from pyverbs.pyverbs_error import PyverbsError
 
+        self.extended = extended
         self.addr, self.cq, self.device = pyverbs.addr, pyverbs.cq, pyverbs.device
         self.e, self.mr, self.pd = pyverbs.enums, pyverbs.mr, pyverbs.pd
         self.qp, self.wr, self.error = pyverbs.qp, pyverbs.wr, PyverbsError
@@ -70,6 +78,8 @@ class _Verbs:
             return [device.name.decode() for device in self.device.get_device_list()]
 
     def open(self, name: str) -> Device:
+        if name not in self.devices():
+            raise VerbsError(f"cannot open the RDMA device {name}", errno.ENODEV)
         return _Device(self, name)
 
     @contextlib.contextmanager
@@ -78,8 +88,14 @@ class _Verbs:
         try:
             yield
         except self.error as error:
-            number = getattr(error, "error_code", 0) or 0
-            raise VerbsError(f"cannot {what} ({error})", abs(int(number))) from error
+            raise self.failure(what, error) from error
+
+    def failure(self, what: str, error: Exception) -> VerbsError:
+        """An error of the library as ours."""
+        number = int(getattr(error, "error_code", 0) or 0)
+        if number == _NO_REASON:
+            number = 0
+        return VerbsError(f"cannot {what} ({error})", abs(number))
 
     def closing(self, what: str, thing: Any) -> None:
         with self.named(f"close {what}"):
@@ -103,7 +119,9 @@ def _made_by(make: Callable[[], Any], what: str) -> tuple[Any, int]:
             made = make()
             new = _event_descriptors() - before
         if len(new) == 1:
-            return made, new.pop()
+            fd = new.pop()
+            os.set_blocking(fd, False)  # taking an event that is not there fails instead of hanging
+            return made, fd
         made.close()
     raise VerbsError(f"cannot tell the descriptor of {what} among {len(new)} new ones", 0)
 
@@ -212,41 +230,21 @@ class _Device:
             max_send_wr=send_depth, max_recv_wr=receive_depth, max_send_sge=1, max_recv_sge=1
         )
         with v.named(f"make a queue pair on {self.name}"):
-            init = v.qp.QPInitAttrEx(
-                qp_type=e.IBV_QPT_RC,
-                scq=sends.made,
-                rcq=receives.made,
-                cap=cap,
-                pd=self._pd,
-                comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-                send_ops_flags=e.IBV_QP_EX_WITH_RDMA_WRITE
-                | e.IBV_QP_EX_WITH_RDMA_READ
-                | e.IBV_QP_EX_WITH_SEND,
+            made = make_queue_pair(
+                v,
+                self._context,
+                self._pd,
+                sends.made,
+                receives.made,
+                cap,
+                extended=v.extended,
             )
-            extended = True
             try:
-                # Without attributes: with them pyverbs brings it up by itself, with no access flags.
-                made = v.qp.QPEx(self._context, init)
-            except v.error as error:
-                if getattr(error, "error_code", 0) not in (errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise
-                extended = False
-                plain = v.qp.QPInitAttr(
-                    qp_type=e.IBV_QPT_RC, scq=sends.made, rcq=receives.made, cap=cap
-                )
-                made = v.qp.QP(self._pd, plain)
-            try:
-                attr = v.qp.QPAttr(qp_state=e.IBV_QPS_INIT, port_num=port)
-                attr.pkey_index = 0
-                attr.qp_access_flags = self._access(remote_read, remote_write)
-                made.modify(
-                    attr,
-                    e.IBV_QP_STATE | e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS,
-                )
+                made.to_init(port, self._access(remote_read, remote_write))
             except BaseException:
                 made.close()
                 raise
-        return _QueuePair(v, made) if extended else _PlainQueuePair(v, made)
+        return made
 
     def fileno(self) -> int:
         return self._fd
@@ -310,7 +308,7 @@ class _CompletionQueue:
         try:
             count, found = self.made.poll(limit)
         except self._v.error as error:
-            raise VerbsError(f"cannot poll a completion queue ({error})", 0) from error
+            raise self._v.failure("poll a completion queue", error) from error
         if count == 0:
             return []
         return [Completion(c.wr_id, c.status, c.byte_len, c.qp_num) for c in found]
@@ -321,135 +319,3 @@ class _CompletionQueue:
 
     def close(self) -> None:
         self._v.closing("a completion queue", self.made)
-
-
-class _PlainQueuePair:
-    """By ibv_post_send, an object a request: where the driver has no extended queue pairs."""
-
-    def __init__(self, verbs: _Verbs, made: Any) -> None:
-        self._v, self._made = verbs, made
-        self.number: int = made.qp_num
-
-    def connect(self, route: Route, psn: int) -> None:
-        v, e = self._v, self._v.e
-        with v.named(f"connect queue pair {self.number} to {route.number} at {route.gid}"):
-            attr = v.qp.QPAttr(qp_state=e.IBV_QPS_RTR, port_num=route.port)
-            attr.path_mtu = route.mtu.bit_length() - 8  # 256 bytes are 1
-            attr.dest_qp_num = route.number
-            attr.rq_psn = route.psn
-            attr.max_dest_rd_atomic = route.reads
-            attr.min_rnr_timer = 12  # 0.64 ms until a receiver that was not ready is asked again
-            attr.ah_attr = v.addr.AHAttr(
-                dlid=route.lid,
-                sl=route.service_level,
-                port_num=route.port,
-                is_global=1,
-                gr=v.addr.GlobalRoute(
-                    dgid=v.addr.GID(route.gid),
-                    sgid_index=route.gid_index,
-                    hop_limit=64,
-                    traffic_class=route.traffic_class,
-                ),
-            )
-            made = self._made
-            made.modify(
-                attr,
-                e.IBV_QP_STATE
-                | e.IBV_QP_AV
-                | e.IBV_QP_PATH_MTU
-                | e.IBV_QP_DEST_QPN
-                | e.IBV_QP_RQ_PSN
-                | e.IBV_QP_MAX_DEST_RD_ATOMIC
-                | e.IBV_QP_MIN_RNR_TIMER,
-            )
-            attr = v.qp.QPAttr(qp_state=e.IBV_QPS_RTS, port_num=route.port)
-            attr.timeout = route.timeout
-            attr.retry_cnt = route.retries
-            attr.rnr_retry = 7  # without end: the queue of the other end is slow, not gone
-            attr.sq_psn = psn
-            attr.max_rd_atomic = route.reads
-            made.modify(
-                attr,
-                e.IBV_QP_STATE
-                | e.IBV_QP_TIMEOUT
-                | e.IBV_QP_RETRY_CNT
-                | e.IBV_QP_RNR_RETRY
-                | e.IBV_QP_SQ_PSN
-                | e.IBV_QP_MAX_QP_RD_ATOMIC,
-            )
-
-    def post(self, opcode: Opcode, columns: Columns, wr_id: int) -> None:
-        e, wr = self._v.e, self._v.wr
-        code = e.IBV_WR_RDMA_WRITE if opcode is Opcode.WRITE else e.IBV_WR_RDMA_READ
-        following = None
-        for local, lkey, remote, rkey, length in reversed(columns.tolist()):
-            request = wr.SendWR(
-                wr_id=wr_id,
-                opcode=code,
-                num_sge=1,
-                sg=[wr.SGE(local, length, lkey)],
-                send_flags=e.IBV_SEND_SIGNALED if following is None else 0,
-                next_wr=following,
-            )
-            request.set_wr_rdma(rkey, remote)
-            following = request
-        with self._v.named(f"post {len(columns)} requests on queue pair {self.number}"):
-            self._made.post_send(following)
-
-    def post_send(self, wr_id: int, address: int, lkey: int, length: int) -> None:
-        e, wr = self._v.e, self._v.wr
-        with self._v.named(f"post a send on queue pair {self.number}"):
-            self._made.post_send(
-                wr.SendWR(
-                    wr_id=wr_id,
-                    opcode=e.IBV_WR_SEND,
-                    num_sge=1,
-                    sg=[wr.SGE(address, length, lkey)],
-                    send_flags=e.IBV_SEND_SIGNALED,
-                )
-            )
-
-    def post_receive(self, wr_id: int, address: int, lkey: int, length: int) -> None:
-        wr = self._v.wr
-        with self._v.named(f"post a receive on queue pair {self.number}"):
-            self._made.post_recv(
-                wr.RecvWR(wr_id=wr_id, num_sge=1, sg=[wr.SGE(address, length, lkey)])
-            )
-
-    def to_error(self) -> None:
-        v, e = self._v, self._v.e
-        with v.named(f"put queue pair {self.number} in error"):
-            self._made.modify(v.qp.QPAttr(qp_state=e.IBV_QPS_ERR), e.IBV_QP_STATE)
-
-    def close(self) -> None:
-        self._v.closing(f"queue pair {self.number}", self._made)
-
-
-class _QueuePair(_PlainQueuePair):
-    """By ibv_wr_start and its like: no object for a request."""
-
-    def __init__(self, verbs: _Verbs, made: Any) -> None:
-        super().__init__(verbs, made)
-        self._sge = verbs.wr.SGE(0, 0, 0)
-        self._signalled = int(verbs.e.IBV_SEND_SIGNALED)
-
-    def post(self, opcode: Opcode, columns: Columns, wr_id: int) -> None:
-        qp, sge = self._made, self._sge
-        begin = qp.wr_rdma_write if opcode is Opcode.WRITE else qp.wr_rdma_read
-        rows = columns.tolist()
-        last = len(rows) - 1
-        try:
-            qp.wr_start()
-            qp.wr_id, qp.wr_flags = wr_id, 0
-            for i, (local, lkey, remote, rkey, length) in enumerate(rows):
-                if i == last:
-                    qp.wr_flags = self._signalled
-                begin(rkey, remote)
-                sge.addr, sge.lkey, sge.length = local, lkey, length
-                qp.wr_set_sge(sge)
-            qp.wr_complete()
-        except self._v.error as error:
-            number = abs(int(getattr(error, "error_code", 0) or 0))
-            raise VerbsError(
-                f"cannot post {len(rows)} requests on queue pair {self.number} ({error})", number
-            ) from error

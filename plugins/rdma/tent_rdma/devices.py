@@ -216,28 +216,28 @@ def _gid(port: RdmaPort, version: int, told: DeviceSettings) -> tuple[Gid, str] 
 
 def _liking(gid: Gid, version: int) -> int:
     """How much a GID of an Ethernet port is liked, 0 the most."""
-    address = _address(gid.value)
-    if gid.kind != ROCE_V2 or address is None:
+    found = address(gid.value)
+    if gid.kind != ROCE_V2 or found is None:
         return 4
     if not gid.netdev:
         return 3  # in a container, perhaps one of the host or of another container
-    if address.is_link_local:
+    if found.is_link_local:
         return 2
-    return 0 if address.version == version else 1
+    return 0 if found.version == version else 1
 
 
 def _described(gid: Gid) -> str:
     on = f" on {gid.netdev}" if gid.netdev else ""
-    return f"{_address(gid.value) or gid.value}{on} ({gid.kind or 'of unknown kind'})"
+    return f"{address(gid.value) or gid.value}{on} ({gid.kind or 'of unknown kind'})"
 
 
-def _address(gid: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address(gid: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The address that a RoCE GID is; None if it is none. IPv4 ones are mapped: ::ffff:10.0.0.1."""
     try:
-        address = ipaddress.IPv6Address(gid)
+        found = ipaddress.IPv6Address(gid)
     except ValueError:
         return None
-    return address.ipv4_mapped or address
+    return found.ipv4_mapped or found
 
 
 # --- mistakes in the settings
@@ -343,5 +343,5 @@ def _reach(one: NicInfo, other: NicInfo) -> bool:
         return False
     if one.link_layer == INFINIBAND:
         return True
-    mine, theirs = _address(one.gid), _address(other.gid)
+    mine, theirs = address(one.gid), address(other.gid)
     return mine is not None and theirs is not None and mine.version == theirs.version

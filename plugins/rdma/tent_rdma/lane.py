@@ -1,0 +1,125 @@
+"""One data queue pair that this side posts on, and what is outstanding on it."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tent_core.types import Opcode
+from tent_rdma.verbs import SUCCESS, Columns, Completion, QueuePair
+
+if TYPE_CHECKING:
+    from tent_rdma.connection import Connection
+    from tent_rdma.transfer import Transfer
+
+_MARKER = (1 << 64) - 1
+_NOTHING = np.zeros((1, 5), np.uint64)
+
+
+class Run(NamedTuple):
+    """Slices [start, stop) of a transfer, posted together; `posted` is on the monotonic clock."""
+
+    transfer: Transfer
+    start: int
+    stop: int
+    total: int
+    """Bytes."""
+    rail: int
+    posted: float
+
+
+class Health(enum.Enum):
+    """What a completion says of its queue pair."""
+
+    FINE = enum.auto()
+    BROKEN = enum.auto()
+    """It is in error, for the first time that anybody knows."""
+    DRAINED = enum.auto()
+    """Nothing that was posted is still under way."""
+
+
+class Lane:
+    """Posts runs and takes their completions. Thread-safe; its lock is a leaf but for the verb that posts.
+
+    Completions must come in their order, from one thread at a time: those of one queue pair complete in the
+    order in which they were posted, so that one that succeeded says the same of all before it.
+    """
+
+    def __init__(self, connection: Connection, queue_pair: QueuePair, depth: int) -> None:
+        self.connection = connection
+        self.queue_pair = queue_pair
+        self.free = depth
+        """Work requests that can still be posted."""
+        self._outstanding: deque[tuple[int, Run]] = deque()
+        self._sequence = 0
+        self.broken = False
+        """It is in error, or was broken off: nothing can be posted any more."""
+        self._lock = threading.Lock()
+
+    def post(self, opcode: Opcode, columns: Columns, run: Run) -> bool:
+        """Post a run; False when the queue pair is broken. The caller has seen that `free` is enough.
+
+        Raises VerbsError, and then nothing was posted.
+        """
+        with self._lock:
+            if self.broken:
+                return False
+            sequence = self._sequence
+            self.queue_pair.post(opcode, columns, sequence)
+            self._sequence = sequence + 1
+            self._outstanding.append((sequence, run))
+            self.free -= len(columns)
+            return True
+
+    def completed(self, completion: Completion, ended: list[Run]) -> Health:
+        """Take a completion; the runs that ended well are appended to `ended`."""
+        wr_id, status = completion.wr_id, completion.status
+        if wr_id == _MARKER:
+            return Health.DRAINED
+        with self._lock:
+            if status == SUCCESS:
+                outstanding = self._outstanding
+                while outstanding and outstanding[0][0] <= wr_id:
+                    _, run = outstanding.popleft()
+                    self.free += run.stop - run.start
+                    ended.append(run)
+                return Health.FINE
+            first = not self.broken
+            self.broken = True
+        return Health.BROKEN if first else Health.FINE
+
+    def break_off(self) -> None:
+        """Post no more, let what is under way end, and ask to be told when it has (`Health.DRAINED`).
+
+        Raises VerbsError when the device does not take it: then only destroying the queue pair helps.
+        """
+        with self._lock:
+            self.broken = True
+            self.queue_pair.to_error()
+            # The queue is worked off in order: the end of this one is the end of all (as ib_drain_sq has it).
+            self.queue_pair.post(Opcode.WRITE, _NOTHING, _MARKER)
+
+    def take_back(self) -> list[Run]:
+        """What did not end well, in order; once it is drained or destroyed."""
+        with self._lock:
+            runs = [run for _, run in self._outstanding]
+            self._outstanding.clear()
+        return runs
+
+    def oldest(self) -> Run | None:
+        """What is outstanding for the longest time: the first error of a queue pair is about this one."""
+        with self._lock:
+            return self._outstanding[0][1] if self._outstanding else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is outstanding."""
+        return bool(self._outstanding)
+
+    def close(self) -> None:
+        """Destroy the queue pair. Raises VerbsError; it may be asked again."""
+        self.queue_pair.close()
