@@ -18,8 +18,9 @@ from tent_core.errors import ClosedError
 from tent_core.plugins import HOOKS, Registry
 from tent_core.serial import SerialQueue
 
-_DECLARING, _SELECTING = "tent_transport", "tent_select"
-LIFECYCLE = HOOKS - {_DECLARING, _SELECTING}
+_SELECTING = "tent_select"
+_NOT_OF_ENGINES = frozenset({"tent_transport", "tent_doctor"})
+LIFECYCLE = HOOKS - _NOT_OF_ENGINES - {_SELECTING}
 """The hooks that tell of events, and are called on a queue."""
 
 
@@ -120,7 +121,9 @@ class _Package:
         queue: int,
     ) -> None:
         others = [other for other in manager.get_plugins() if other is not plugin]
-        callers = {caller.name for caller in manager.get_hookcallers(plugin) or ()} - {_DECLARING}
+        callers = {
+            caller.name for caller in manager.get_hookcallers(plugin) or ()
+        } - _NOT_OF_ENGINES
         self.name = name
         self.hooks: Mapping[str, Callable[..., Any]] = {
             hook: manager.subset_hook_caller(hook, others) for hook in callers

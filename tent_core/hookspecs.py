@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tent_core.descriptor import PeerKey, SegmentDescriptor
+    from tent_core.doctor.finding import Finding
+    from tent_core.topology import Topology
     from tent_core.transport import LocalBuffer, TransportDeclaration
 
 PROJECT = "tent"
@@ -23,6 +27,15 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def tent_transport() -> TransportDeclaration:
     """Declare this package's transport: name, number, factory, settings model, capabilities."""
+    raise NotImplementedError
+
+
+@hookspec
+def tent_doctor(topology: Topology, settings: Any) -> Sequence[Finding]:
+    """Look at this machine for what the package's transport needs, and change nothing: for `tent doctor`.
+
+    `settings` is an instance of the declared model. No engine calls it. What is wrong comes with its remedy.
+    """
     raise NotImplementedError
 
 

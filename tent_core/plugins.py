@@ -56,7 +56,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """One row of `tent plugins`: what is installed, and `reason` why it cannot be loaded ("" if it can)."""
+    """One row of `tent plugins`: what is installed, and `reason` why it cannot be used ("" if it can).
+
+    One that cannot be loaded has no number either; one that can has an obstacle on this machine.
+    """
 
     name: str
     package: str
@@ -123,7 +126,7 @@ class Registry:
         if isinstance(outcome, PluginError):
             return PluginReport(*what, reason=str(outcome))
         d = outcome.declaration
-        return PluginReport(*what, "", d.number, d.api_version, d.summary, d.capabilities)
+        return PluginReport(*what, _obstacle(d), d.number, d.api_version, d.summary, d.capabilities)
 
     def _load(self, name: str) -> Loaded:
         offers = self._offers.get(name, [])
@@ -215,6 +218,13 @@ def _checked_hooks(holder: object) -> pluggy.PluginManager:
         if any(impl.wrapper or impl.hookwrapper for impl in caller.get_hookimpls()):
             raise PluginError(f"wraps the hook {caller.name!r}; each package is called by itself")
     return manager
+
+
+def _obstacle(declaration: TransportDeclaration) -> str:
+    try:
+        return "" if declaration.obstacle is None else str(declaration.obstacle())
+    except (Exception, SystemExit) as error:
+        return f"fails when it is asked whether it can run: {type(error).__name__}: {error}"
 
 
 def _declaration(manager: pluggy.PluginManager) -> TransportDeclaration:

@@ -10,20 +10,22 @@ The engine then makes one `Transport` per engine and calls:
       endpoint.refresh(old, new)       the peer published a new snapshot
       endpoint.close(reason)           the peer departed, was retired, or the engine stops
     bootstrap(peer, payload) -> bytes  the other side's `peer.bootstrap`, answered here
+    exchange(peer, message) -> Future  with the capability `notifications`: carry one of the engine's messages
     remove_buffer(buffer)              an unregistration: nothing of ours may touch the memory afterwards
     release(peer, reason)              the peer departed: free what its side made here
     stop()                             once; after it nothing of the transport is left
 
-Threads: `submit` comes from application threads, `bootstrap` and the rest from threads of the engine, one
-call at a time for all but `submit`. No lock of the engine is held during any call. A transport owns its
-threads and processes; their number does not grow with peers, and none outlives the engine however it
-dies. Nothing may wait without a deadline.
+Threads: `submit` comes from application threads, `bootstrap`, `exchange` and the rest from threads of the
+engine: one call at a time of each of these three, and many at once of `submit`. No lock of the engine is held
+during any call. A transport owns its threads and processes; their number does not grow with peers, and none
+outlives the engine however it dies. Nothing may wait without a deadline.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 API_VERSION = (1, 0)
 """Major and minor version of this contract; a plugin of another major version is not loaded."""
 
+EXCHANGE_LIMIT = (64 << 10) - 32
+"""Bytes of a message, or of its answer, that the engine gives a transport to carry: 64 KiB less room for a
+header of the transport's."""
+
 
 @dataclass(frozen=True, slots=True)
 class TransportDeclaration:
@@ -47,6 +53,8 @@ class TransportDeclaration:
     `name` must equal the entry-point name, `number` is wire-stable or private (1000 to 1999). `factory`
     makes a transport that has done nothing yet. `settings` is a pydantic model class with
     `extra="forbid"`: it checks this transport's part of the YAML, without `enable`, which is the core's.
+    `obstacle` answers why the transport cannot run on this machine, with the remedy, or "" if it knows of
+    nothing: `tent plugins` asks it; an engine asks `Transport.start`.
     """
 
     name: str
@@ -56,6 +64,7 @@ class TransportDeclaration:
     capabilities: Capabilities
     api_version: tuple[int, int] = API_VERSION
     summary: str = ""
+    obstacle: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +143,16 @@ class TransportContext(Protocol):
         """Set (or with None withdraw) this transport's attribute of the segment."""
         ...
 
+    def notified(self, peer: PeerKey, message: bytes) -> bytes:
+        """A message arrived that the engine of `peer` gave to `Transport.exchange`; the answer to send back.
+
+        From any thread but one that `exchange` or the answer of an exchange needs; waits for the control
+        thread, at most a second or two. Raises TransportError for what is no message of this peer (say so to
+        the other side, whose `exchange` then fails) and once the engine closes. The same message may come
+        twice, and after it was given up.
+        """
+        ...
+
 
 class Endpoint(abc.ABC):
     """All that a transport keeps for one live peer. Made by `Transport.connect`, owned by the engine."""
@@ -186,6 +205,22 @@ class Transport(abc.ABC):
     def bootstrap(self, peer: PeerKey, payload: bytes) -> bytes:
         """Answer a peer's bootstrap message. The payload is from outside: check it. Raises TransportError."""
         raise NotImplementedError("this transport needs no bootstrap")
+
+    def exchange(self, peer: PeerKey, message: bytes) -> Future[bytes] | None:
+        """Carry an opaque message, EXCHANGE_LIMIT bytes at most, to the engine of `peer`; its answer.
+
+        The transport there calls `TransportContext.notified`, and the future gets what that answered. Only
+        asked of transports with the capability `notifications`; the control plane carries what they do not.
+        None says that there is no channel to that peer now. A channel may be made by an endpoint that exists,
+        and be used by both sides whoever made it; nothing is connected that would outlive that endpoint and,
+        at the other side, `release`.
+
+        Returns soon, without waiting for the peer. A future that fails, or has no answer after a quarter of a
+        second, costs no more than that time: the control plane carries the same message then (it is
+        numbered, so one that arrives after all changes nothing), and the transport is left alone for a
+        while. Raises, or fails with, TransportError.
+        """
+        return None
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
         """The buffer is being unregistered. When this returns, no request that arrives here can touch it and

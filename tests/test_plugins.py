@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,22 @@ def test_declarations_and_objects_with_hooks_can_be_given_directly() -> None:
     assert registry.load("one").declaration.number == 1001
     assert registry.load("two").declaration.number == 1002
     assert {name for name, _ in registry.hooks.list_name_plugin()} == {"one", "two"}
+
+
+def test_a_transport_that_cannot_run_on_this_machine_is_reported_with_the_obstacle() -> None:
+    def broken() -> str:
+        raise LookupError("where am I")
+
+    registry = Registry.of(
+        replace(declared("one", 1001), obstacle=lambda: "no device: buy one"),
+        replace(declared("two", 1002), obstacle=lambda: ""),
+        replace(declared("three", 1003), obstacle=broken),
+    )
+    reasons = {row.name: row.reason for row in registry.report()}
+    assert reasons["one"] == "no device: buy one"
+    assert reasons["two"] == ""
+    assert "LookupError: where am I" in reasons["three"]
+    assert [row.number for row in registry.report()] == [1001, 1003, 1002]
 
 
 def test_every_hook_is_documented_with_its_arguments() -> None:

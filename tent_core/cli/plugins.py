@@ -21,8 +21,8 @@ def command(as_json: bool) -> None:
     """List the installed transports: which package each is from, what it can do, and why one is not usable.
 
     A transport is a package of its own: `pip install tent-tcp` adds one, and nothing else has to be edited. A
-    package that is listed as usable was imported here; whether its transport can run on this machine shows
-    when an engine starts it: see `tent doctor`.
+    package that is listed as usable was imported here and knows of nothing that is in its way; whether its
+    transport runs shows when an engine starts it: see `tent doctor`.
 
     \b
     Examples:

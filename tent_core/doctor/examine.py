@@ -12,6 +12,7 @@ from tent_core.doctor.engine import engine
 from tent_core.doctor.finding import Finding
 from tent_core.doctor.limits import access, limits
 from tent_core.doctor.network import network
+from tent_core.doctor.packages import packages
 
 
 def examine(config: Mapping[str, Any], root: Path = Path("/")) -> list[Finding]:
@@ -23,4 +24,5 @@ def examine(config: Mapping[str, Any], root: Path = Path("/")) -> list[Finding]:
         *access(root),
         *network(root),
         *devices(machine),
+        *packages(config, machine),
     ]

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from tent_core import topology
+from tent_core import plugins, topology
 from tent_core.doctor import limits, network
 from tent_core.doctor.devices import devices
 from tent_core.doctor.finding import Finding, Level
+from tent_core.doctor.packages import packages
+from tent_core.hookspecs import hookimpl
+from tent_core.transport import Transport, TransportDeclaration
+from tent_core.types import Capabilities
 
 
 def test_this_machine_is_looked_at(run: Any) -> None:
@@ -42,8 +47,6 @@ def test_an_engine_that_cannot_start_is_bad_and_gives_exit_status_1(run: Any) ->
 
 
 def test_no_transport_at_all_is_bad(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tent_core import plugins
-
     monkeypatch.setattr(plugins, "discover", lambda: plugins.Registry([]))
     result = run("doctor", "--json")
     assert result.exit_code == 1
@@ -171,3 +174,61 @@ def test_a_machine_that_says_little_is_looked_at_all_the_same(tmp_path: Path) ->
     found = [*limits.limits(tmp_path, False), *limits.access(tmp_path), *network.network(tmp_path)]
     assert all(f.level in (Level.OK, Level.INFO, Level.WARN) for f in found)
     assert any(f.found == "/proc/meminfo does not say" for f in found)
+
+
+class OwnSettings(BaseModel, extra="forbid"):
+    number: int = 3
+
+
+class Package:
+    """A package of a transport, `own`, with a hook for the doctor."""
+
+    @hookimpl
+    def tent_transport(self) -> TransportDeclaration:
+        return TransportDeclaration("own", 1001, self.make, OwnSettings, Capabilities())
+
+    def make(self) -> Transport:
+        raise AssertionError("the doctor's hook starts nothing")
+
+    @hookimpl
+    def tent_doctor(self, topology: topology.Topology, settings: OwnSettings) -> Any:
+        return [Finding("own", str(topology.peer_memory), Level.OK, f"number {settings.number}")]
+
+
+class Raising(Package):
+    @hookimpl
+    def tent_doctor(self) -> Any:
+        raise LookupError("no stethoscope")
+
+
+class Babbling(Package):
+    @hookimpl
+    def tent_doctor(self) -> Any:
+        return ["fine"]
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, package: object, **own: Any) -> list[Finding]:
+    monkeypatch.setattr(plugins, "discover", lambda: plugins.Registry.of(package))
+    return packages({"transports": {"own": own}}, topology.Topology())
+
+
+def test_packages_that_are_enabled_are_asked_with_the_machine_and_their_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert asked(monkeypatch, Package(), number=7) == [
+        Finding("own", "False", Level.OK, "number 7")
+    ]
+    assert asked(monkeypatch, Package(), enable=False) == []
+    assert asked(monkeypatch, Package(), nonsense=7) == []  # the engine's start says so
+
+
+@pytest.mark.parametrize(
+    ("package", "why"), [(Raising(), "no stethoscope"), (Babbling(), "'fine', which is no Finding")]
+)
+def test_a_package_that_fails_when_it_is_asked_is_a_finding_itself(
+    package: Package, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (finding,) = asked(monkeypatch, package)
+    assert (finding.topic, finding.level) == ("own", Level.BAD)
+    assert why in finding.found
+    assert finding.remedy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tent_core import topology
 from tent_core.hookspecs import hookimpl
 from tent_core.transport import Transport, TransportDeclaration
@@ -14,6 +16,9 @@ from tent_core.types import (
     TransportType,
 )
 from tent_rdma.settings import Settings
+
+if TYPE_CHECKING:
+    from tent_core.doctor.finding import Finding
 
 
 def capabilities(machine: topology.Topology) -> Capabilities:
@@ -38,6 +43,20 @@ def _make() -> Transport:
     return RdmaTransport()
 
 
+def _obstacle() -> str:
+    from tent_rdma import doctor
+
+    return doctor.obstacle(topology.discover())
+
+
+@hookimpl
+def tent_doctor(topology: topology.Topology, settings: Settings) -> list[Finding]:
+    """For `tent doctor`: which devices are used and why, how near they are, what would fail."""
+    from tent_rdma import doctor
+
+    return doctor.findings(topology, settings)
+
+
 @hookimpl
 def tent_transport() -> TransportDeclaration:
     """Declare the transport `rdma`, number 1."""
@@ -48,4 +67,5 @@ def tent_transport() -> TransportDeclaration:
         settings=Settings,
         capabilities=capabilities(topology.discover()),
         summary="one-sided reads and writes by RDMA over every usable NIC",
+        obstacle=_obstacle,
     )

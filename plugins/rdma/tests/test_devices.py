@@ -236,6 +236,8 @@ def test_nics_of_the_same_numa_node_come_first_then_by_distance() -> None:
 def test_where_a_node_is_not_known_nobody_is_put_back() -> None:
     assert ranks("cpu:0", on_nodes(-1, 0), FOUR_NODES, Settings()) == ((0, 1),)
     assert ranks("cpu:0", on_nodes(0, 1), Topology(), Settings()) == ((0, 1),)
+    silent = Topology(numa_nodes=(NumaNode(0), NumaNode(1)))  # of distances
+    assert ranks("cpu:0", on_nodes(1, 0), silent, Settings()) == ((1,), (0,))
     assert ranks("cpu:9", on_nodes(0, 1), FOUR_NODES, Settings()) == ((0, 1),)
     for location in ("cpu", "*", "cuda:1"):
         assert ranks(location, on_nodes(0, 1, 3), FOUR_NODES, Settings()) == ((0, 1, 2),)
