@@ -225,7 +225,7 @@ class _Device:
     ) -> QueuePair:
         assert isinstance(sends, _CompletionQueue)
         assert isinstance(receives, _CompletionQueue)
-        v, e = self._v, self._v.e
+        v = self._v
         cap = v.qp.QPCap(
             max_send_wr=send_depth, max_recv_wr=receive_depth, max_send_sge=1, max_recv_sge=1
         )
