@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import os
 import pickle
 import select
@@ -23,6 +24,8 @@ from typing import Any
 _LENGTH = struct.Struct(">Q")
 START_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 30.0
+WARM_UP_S = 120.0
+"""For a nursery to import all, on a machine that is emulated."""
 
 
 class PeerError(Exception):
@@ -37,21 +40,24 @@ class PeerError(Exception):
 class Nursery:
     """A process that forks others which have imported all, and started no engine: fresh ones, at once.
 
-    Ends with its block, or with the process that made it; what it has forked goes on. Thread-safe.
+    `also` names more modules to import, such as those of a transport. None may start a thread. Ends with its
+    block, or with the process that made it; what it has forked goes on. Thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, also: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                _command(theirs, "fork"), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+                [*_command(theirs, "fork"), *also],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
             )
 
     def fork(self, theirs: socket.socket) -> Forked:
         """A process that obeys the other end of `theirs`."""
         with self._lock:
-            self._socket.settimeout(START_TIMEOUT_S)
+            self._socket.settimeout(WARM_UP_S)
             socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
             return Forked(int.from_bytes(_exactly(self._socket, 8), "big"))
 
@@ -256,6 +262,8 @@ def _fork(connection: socket.socket) -> None:
     import tent_core.remote
     import tent_core.roster  # noqa: F401
 
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
     connection.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
     while True:

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Bandwidth of RDMA writes: this transport beside ib_write_bw, on the same device at the same depth.
+
+Both go from one process of this machine to another over one device, one queue pair, in turn; the medians of
+the alternations are compared. The bytes of the transport's last round are verified. The exit status is 1 if
+a median is below the floor.
+
+    python benchmarks/rdma_bandwidth.py --device mlx5_0 --gid-index 3
+    scripts/rdma-lab -- python benchmarks/rdma_bandwidth.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+import tent_core as tent
+from tent_core.testing.peers import PeerProcess
+
+MIB = 1 << 20
+PATIENCE_S = 120.0
+SPAN = 64 * MIB
+
+
+@dataclass
+class Row:
+    """One size: bandwidths in MiB/s, one of each kind per alternation."""
+
+    size: int
+    count: int
+    perftest: list[float]
+    tent: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """Median over median; above 1 this transport is faster."""
+        return statistics.median(self.tent) / statistics.median(self.perftest)
+
+
+def main() -> int:
+    """Measure, print, and say whether the floor was reached."""
+    options = _options()
+    if shutil.which("ib_write_bw") is None:
+        sys.exit("ib_write_bw is missing: it is in the package perftest")
+    rows = measure(options)
+    if options.json:
+        print(json.dumps({"rows": [{**asdict(r), "ratio": r.ratio} for r in rows]}))
+    else:
+        show(rows)
+    return int(any(row.ratio < options.floor for row in rows))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="rxe0")
+    parser.add_argument("--gid-index", type=int, default=1)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64 << 10, 1 << 20])
+    parser.add_argument("--total", type=int, default=32, help="MiB in each measurement (32)")
+    parser.add_argument("--depth", type=int, default=128, help="work requests outstanding (128)")
+    parser.add_argument("--rounds", type=int, default=7, help="alternations (7)")
+    parser.add_argument("--floor", type=float, default=0.9, help="lowest ratio of medians (0.9)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """All sizes, alternating."""
+    rdma = {
+        "enable": True,
+        "devices": [options.device],
+        "device": {options.device: {"gid_index": options.gid_index}},
+        "send_depth": options.depth,
+    }
+    config = {
+        "transports": {"rdma": rdma},
+        "policy": [{"name": "all", "transports": ["rdma"]}],
+        "log": {"level": "warning"},
+    }
+    rows = []
+    with (
+        PeerProcess(config, start_timeout=PATIENCE_S) as peer,
+        tent.Engine(config) as engine,
+        engine.open_segment(peer.segment_name) as segment,
+    ):
+        peer.run(f"span = engine.allocate({SPAN}, name='span')", timeout=PATIENCE_S)
+        source = engine.allocate(SPAN)
+        source.array[:] = np.random.default_rng(1).integers(0, 256, SPAN, np.uint8)
+        target = segment.buffer("span")
+        for size in options.sizes:
+            row = Row(size, max(options.total * MIB // size, 1), [], [])
+            _write(segment, source, target, row)  # connects, and touches every page
+            for number in range(options.rounds):
+                _progress(f"{size} bytes: {number + 1} of {options.rounds}", options.json)
+                row.perftest.append(_perftest(options, row))
+                row.tent.append(_write(segment, source, target, row))
+            _verify(peer, source, row)
+            rows.append(row)
+    _progress("", options.json)
+    return rows
+
+
+def _write(
+    segment: tent.Segment, source: tent.Buffer, target: tent.RemoteBuffer, row: Row
+) -> float:
+    offsets = np.arange(row.count, dtype=np.int64) * row.size % SPAN
+    began = time.perf_counter()
+    segment.write_many(source, offsets, target, offsets, row.size, timeout=PATIENCE_S)
+    return row.count * row.size / MIB / (time.perf_counter() - began)
+
+
+def _verify(peer: PeerProcess, source: tent.Buffer, row: Row) -> None:
+    span = min(row.count * row.size, SPAN)
+    there = peer.run(f"span.array[:{span}].tobytes()", timeout=PATIENCE_S)
+    if there != source.array[:span].tobytes():
+        sys.exit(f"the bytes written in pieces of {row.size} are not those that were sent")
+
+
+def _perftest(options: argparse.Namespace, row: Row) -> float:
+    """The average column of one run of ib_write_bw, server and client here."""
+    command = ["ib_write_bw", "-d", options.device, "-x", str(options.gid_index), "-F"]
+    command += ["-s", str(row.size), "-n", str(max(row.count, 5)), "-t", str(options.depth)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(100):
+                client = subprocess.run(
+                    [*command, "127.0.0.1"], capture_output=True, text=True, timeout=PATIENCE_S
+                )
+                if "Couldn't connect" not in client.stdout + client.stderr:
+                    break
+                time.sleep(0.1)  # it does not listen yet
+        finally:
+            server.kill()
+    for line in client.stdout.splitlines():
+        fields = line.split()
+        if fields and fields[0] == str(row.size):
+            return float(fields[3])
+    sys.exit(f"ib_write_bw printed no result:\n{client.stdout}{client.stderr}")
+
+
+def show(rows: list[Row]) -> None:
+    """A table for people."""
+    print(f"{'bytes':>9} {'ib_write_bw MiB/s':>26} {'tent MiB/s':>26} {'ratio':>6}")
+    for row in rows:
+        print(
+            f"{row.size:>9} {_spread(row.perftest):>26} {_spread(row.tent):>26} {row.ratio:>6.2f}"
+        )
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def _progress(text: str, quiet: bool) -> None:
+    if not quiet and sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

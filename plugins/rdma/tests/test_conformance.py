@@ -1,0 +1,12 @@
+"""The shared suite for transports, over real engines and real verbs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tent_core.testing.conformance import TransportConformance
+
+
+@pytest.mark.rdma
+class TestConformance(TransportConformance):
+    transport = "rdma"
