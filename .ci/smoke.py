@@ -1,10 +1,14 @@
-"""Moves bytes between two engines over each transport named, with only what is installed here."""
+"""Moves bytes between two engines over each transport named, with only what is installed here.
+
+`rdma` cannot run here, for want of pyverbs, and must say so.
+"""
 
 from __future__ import annotations
 
 import sys
 
 import tent_core as tent
+from tent_core import plugins
 
 
 def move(transport: str) -> None:
@@ -22,16 +26,25 @@ def move(transport: str) -> None:
             sys.exit(f"{transport}: not every byte arrived")
 
 
-def refuse(transport: str) -> None:
-    """A transport that is not installed is an error if the YAML insists, and is else passed over."""
+def refuse(transport: str, reason: str) -> None:
+    """A transport that cannot be used is an error if the YAML insists, and is else passed over."""
     try:
         tent.Engine({"transports": {transport: {"enable": True}}}).close()
     except tent.TentError as error:
+        if reason not in str(error):
+            sys.exit(f"{transport}: expected to hear of {reason!r}, and heard: {error}")
         print(f"{transport}, as it should: {error}")
     else:
-        sys.exit(f"{transport} is not installed, and enable: true was no error")
+        sys.exit(f"{transport} cannot be used ({reason}), and enable: true was no error")
     with tent.Engine({"transports": {transport: {"enable": "auto"}}}) as engine:
         print(engine)
+
+
+def report(transport: str, reason: str) -> None:
+    """A transport that is installed and cannot run is listed with the reason."""
+    listed = {row.name: row.reason for row in plugins.discover().report()}
+    if reason not in listed.get(transport, ""):
+        sys.exit(f"{transport}: expected to be listed with {reason!r}, found {listed}")
 
 
 def move_by_the_best(expected: str) -> None:
@@ -57,7 +70,12 @@ def main() -> None:
             move(transport)
             print(f"{transport}: works")
         elif transport != "mock":
-            refuse(transport)
+            refuse(transport, f"install tent-{transport}")
+    if "rdma" in sys.argv[1:]:
+        report("rdma", "apt install python3-pyverbs")
+        refuse("rdma", "apt install python3-pyverbs")
+    else:
+        refuse("rdma", "install tent-rdma")
     if best := [transport for transport in ("shm", "tcp") if transport in sys.argv[1:]]:
         move_by_the_best(best[0])
 
