@@ -27,13 +27,23 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a batch is to be carried. `timeout` is in seconds and bounds the transfer, not only the wait."""
+    """How a batch is to be carried, as `options.TransferOptions` says it."""
 
     timeout: float | None = None
     priority: Priority = Priority.MEDIUM
     intent: Intent = Intent.UNSPEC
     policy: str | None = None
     transport: str | None = None
+    deadline: float | None = None
+    attempt_s: float | None = None
+    stall_s: float | None = None
+    retry_unfenced: bool = False
+
+
+class Cancellable(Protocol):
+    """What carries a part of a batch."""
+
+    def cancel(self) -> None: ...
 
 
 class Mark(Protocol):
@@ -66,6 +76,7 @@ class Batch:
 
     __slots__ = (
         "_callbacks",
+        "_carries",
         "_failures",
         "_gate",
         "_left",
@@ -90,6 +101,7 @@ class Batch:
         self._left = n
         self._failures: list[Failed] = []
         self._callbacks: list[Callable[[Batch], None]] = []
+        self._carries: Sequence[Cancellable] = ()
         self._lock = threading.Lock()
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -104,6 +116,12 @@ class Batch:
         self._marks = marks
         if self._left == 0:
             self._finish()
+
+    def carried_by(self, carries: Sequence[Cancellable]) -> None:
+        """These are about to carry it, beside those that are known."""
+        with self._lock:
+            if not self.done:
+                self._carries = (*self._carries, *carries)
 
     def settle(
         self,
@@ -137,12 +155,23 @@ class Batch:
             mark.end()
         with self._lock:
             self.done = True
+            self._carries = ()
             callbacks, self._callbacks = self._callbacks, []
         self._gate.release()
         for call in callbacks:
             call(self)
 
     # ---------------------------------------------------------------- for applications
+
+    def cancel(self) -> None:
+        """Nobody wants it any more. What has not been started ends at once as CANCELED; what a transport
+        has is interrupted where the transport can, and ends as CANCELED or COMPLETED. Idempotent; never
+        waits: the memory is free when the batch has ended.
+        """
+        with self._lock:
+            carries = self._carries
+        for carry in carries:
+            carry.cancel()
 
     def poll(self) -> bool:
         """Whether every request has ended. Never blocks, never raises."""

@@ -104,7 +104,7 @@ class Checked:
         """
         engine, peer = self.engine, self.peer
         batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
-        deadline = engine.deadline(options.timeout)
+        deadline = engine.deadline(options)
         if peer.try_begin():
             self._go(batch, options, may_block, plan, deadline)
         elif may_block:
@@ -128,7 +128,7 @@ class Checked:
             raise
         batch.hold((*marks, self.peer))
         if not batch.done:
-            self.engine.dispatcher.start(batch, self.peer, groups, deadline, may_block)
+            self.engine.dispatcher.start(batch, self.peer, groups, options, deadline, may_block)
 
     def _go_later(self, batch: Batch, options: Options, plan: Plan | None, deadline: float) -> None:
         try:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from tent_core.batch import Batch, Options, Rows, Try
-from tent_core.columns import subset
-from tent_core.errors import PeerDeparted, TentError, TransportError, UsageError
-from tent_core.failover import judge
+from tent_core.admission import Rules
+from tent_core.alarm import Alarm
+from tent_core.batch import Batch, Options, Rows
+from tent_core.carry import Carry
+from tent_core.errors import TransportError
 from tent_core.log import RateLimited
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
-from tent_core.scarcity import lacks_resources
+from tent_core.reshape import MergedSink, PartsSink, Sink, merge, part, parts
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
-from tent_core.types import Status
 from tent_core.work import Requests, Work
 
 Overrule = Callable[[LivePeer, Group], tuple[str, ...]]
@@ -27,27 +25,41 @@ Relieve = Callable[[LivePeer], bool]
 Observe = Callable[[LivePeer, str, int, int, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Who waits for whom. What has a priority with a limit goes in parts of about `slice` bytes."""
+
+    admission: Rules
+    slice: int
+
+
 class Dispatcher:
     """The data path of one engine, from checked requests to settled batches. Thread-safe, without a lock.
 
     The submitting thread offers work to transports; whichever thread reports the last request of a
     sub-batch settles it; what has to move to another candidate is carried on by the progress thread, or by
-    the submitting thread if it waits anyway.
+    the submitting thread if it waits anyway. One more thread has the alarms, and only sets others going.
     """
 
-    def __init__(self, planner: Planner, stats: Stats, log: Any, max_attempts: int) -> None:
+    def __init__(
+        self, planner: Planner, stats: Stats, log: Any, max_attempts: int, scheduling: Scheduling
+    ) -> None:
         self.planner = planner
         self.stats = stats
         self.log = log
         self.max_tries = 1 + max_attempts
+        self.limits = scheduling.admission.limits
+        self.slice = scheduling.slice
         self.progress = SerialQueue("tent-progress")
+        self.alarm = Alarm("tent-alarm")
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
         self.relieve: Relieve | None = None
         self._failures = RateLimited(log)
 
     def close(self, timeout: float) -> None:
-        """End the progress thread, and log the failures that were only counted so far."""
+        """End its threads, and log the failures that were only counted so far."""
+        self.alarm.close(timeout)
         self.progress.close(timeout)
         self._failures.flush()
 
@@ -64,10 +76,23 @@ class Dispatcher:
     ) -> list[Group]:
         """Which rows go to which candidates. Cached per peer until anything that selection reads changes."""
         groups: list[Group] = []
-        for part, chosen, here, there in by_trait(requests, local, remote):
+        for some, chosen, here, there in by_trait(requests, local, remote):
             where = chosen if rows is None else rows if chosen is None else rows[chosen]
-            groups += by_size(part, where, self.plan(peer, here, there, options))
-        return groups
+            groups += by_size(some, where, self.plan(peer, here, there, options))
+        return [self._merged(group) for group in groups]
+
+    def _merged(self, group: Group) -> Group:
+        """With neighbours joined, unless they would be larger than a candidate takes."""
+        limits = [
+            capabilities.largest_request
+            for name in group.selection.candidates
+            if (capabilities := self.planner.facts[name].capabilities) is not None
+            and capabilities.largest_request is not None
+        ]
+        merged = merge(group.requests, min(limits, default=None))
+        if merged is None:
+            return group
+        return Group(merged[0], group.rows, group.selection, merged[1])
 
     def plan(self, peer: LivePeer, here: Trait, there: Trait, options: Options) -> Any:
         """The plan for requests between buffers of these traits."""
@@ -88,19 +113,73 @@ class Dispatcher:
     # ---------------------------------------------------------------- carrying
 
     def start(
-        self, batch: Batch, peer: LivePeer, groups: list[Group], deadline: float, may_block: bool
+        self,
+        batch: Batch,
+        peer: LivePeer,
+        groups: list[Group],
+        options: Options,
+        deadline: float,
+        may_block: bool,
     ) -> None:
         """Set all groups going. With `may_block` the calling thread may carry them out itself."""
+        sliced = self.limits.get(options.priority) is not None
         for group in groups:
             names = group.selection.candidates
             if self.overrule is not None:
                 names = self.overrule(peer, group)
-            carry = _Carry(self, batch, peer, group, names, deadline, may_block)
-            if may_block or not names or names[0] in peer.endpoints.ready:
-                carry.run()
+            requests, rows, selection = group.requests, group.rows, group.selection
+            sink: Sink = batch
+            if group.merge is not None:
+                sink, rows = MergedSink(batch, rows, group.merge), None
+            if sliced and requests.total > self.slice:
+                pieces, spans = parts(requests, self.slice)
+                whole = PartsSink(sink, rows, pieces)
+                work: list[tuple[Sink, Requests, Rows]] = [
+                    (whole.part(start, stop), part(requests, pieces, start, stop), None)
+                    for start, stop in spans
+                ]
             else:
-                # The first connect may wait, and this caller (an event loop, say) may not.
-                self.progress.submit(carry.run)
+                work = [(sink, requests, rows)]
+            carries = [
+                Carry(self, to, peer, some, at, selection, names, options, deadline, may_block)
+                for to, some, at in work
+            ]
+            if not may_block:
+                batch.carried_by(carries)
+            for carry in carries:
+                carry.run()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Run `call` in the progress thread: what must not run in the thread that learned of it."""
+        self.progress.submit(call)
+
+    def watch(self, carry: Carry, work: Work, attempt_s: float | None) -> None:
+        """`work` is under way: see to it that the attempt does not take longer than it may."""
+        if attempt_s is not None:
+            cause = TransportError(f"the attempt took longer than its {attempt_s:g} s")
+            carry.watched(
+                self.alarm.at(
+                    time.monotonic() + attempt_s,
+                    lambda: self.later(lambda: carry.abandon(work, cause)),
+                )
+            )
+        stall_s = carry.stall_s
+        if stall_s is not None:
+            self._look_at(carry, work, stall_s, work.progress)
+
+    def _look_at(self, carry: Carry, work: Work, stall_s: float, before: int) -> None:
+        """Look again in `stall_s` seconds whether a byte has moved."""
+
+        def look() -> None:
+            if work.finished:
+                return
+            if work.progress == before:
+                cause = TransportError(f"no byte moved for {stall_s:g} s: it stalled")
+                self.later(lambda: carry.abandon(work, cause))
+            else:
+                self._look_at(carry, work, stall_s, work.progress)
+
+        carry.watched(self.alarm.at(time.monotonic() + stall_s, look))
 
     def count(self, peer: LivePeer, name: str, work: Work, failed: int) -> None:
         """Account a finished sub-batch, log the first of a peer and the failures, tell observers."""
@@ -123,181 +202,3 @@ class Dispatcher:
             )
         if self.observe is not None:
             self.observe(peer, name, n, moved, failed)
-
-
-class _Carry:
-    """One group on its way through its candidates. One thread at a time works on it."""
-
-    __slots__ = (
-        "_batch",
-        "_began",
-        "_deadline",
-        "_dispatcher",
-        "_ended_inline",
-        "_left",
-        "_may_block",
-        "_name",
-        "_peer",
-        "_requests",
-        "_rows",
-        "_selection",
-        "_submitting",
-        "_tries",
-    )
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        batch: Batch,
-        peer: LivePeer,
-        group: Group,
-        names: tuple[str, ...],
-        deadline: float,
-        may_block: bool,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._batch = batch
-        self._peer = peer
-        self._requests = group.requests
-        self._rows = group.rows
-        self._selection = group.selection
-        self._left = names
-        self._deadline = deadline
-        self._may_block = may_block
-        self._tries: tuple[Try, ...] = ()
-        self._name = ""
-        self._began = 0.0
-        self._submitting = 0
-        self._ended_inline = False
-
-    def run(self) -> None:
-        """Offer the requests to candidate after candidate until one takes them or none is left."""
-        while True:
-            work = self._offer()
-            if work is None or not self._settle(work):
-                return
-
-    def _offer(self) -> Work | None:
-        """Submit to the next candidate; answers the work if it ended within this call."""
-        if not self._next():
-            self._exhausted()
-            return None
-        work = self._submit()
-        if work is not None and work.causes and self._for_lack_of_resources(work):
-            work = self._submit()
-        return work
-
-    def _submit(self) -> Work | None:
-        self._began = time.monotonic()
-        entry = self._selection.entry
-        work = Work(
-            self._requests,
-            self._finished,
-            may_block=self._may_block,
-            deadline=self._deadline,
-            devices=entry.devices if entry is not None else (),
-            qp_pool=entry.qp_pool if entry is not None else None,
-        )
-        self._ended_inline = False
-        self._submitting = threading.get_ident()
-        try:
-            self._peer.endpoint(self._name).submit(work)
-        except TentError as error:
-            work.refuse(error)
-        except Exception as error:
-            # A broken plugin: what it may have started is unknown.
-            cause = TransportError(f"transport {self._name} raised {error!r} in submit")
-            cause.__cause__ = error
-            self._dispatcher.log.error(
-                "transport_raised", transport=self._name, doing="submit", error=repr(error)
-            )
-            work.fail(cause, fenced=False)
-        self._submitting = 0
-        return work if self._ended_inline else None
-
-    def _for_lack_of_resources(self, work: Work) -> bool:
-        """Whether all of `work` was refused for lack of what idle peers hold, and some have let go."""
-        relieve = self._dispatcher.relieve
-        return (
-            relieve is not None
-            and self._may_block
-            and not work.status.any()  # INITIAL: nothing was accepted
-            and lacks_resources(work.causes[0].cause)
-            and relieve(self._peer)
-        )
-
-    def _next(self) -> bool:
-        if not self._left or len(self._tries) >= self._dispatcher.max_tries:
-            return False
-        self._name, self._left = self._left[0], self._left[1:]
-        return True
-
-    def _finished(self, work: Work) -> None:
-        """The last request of `work` was reported, in any thread."""
-        if self._submitting == threading.get_ident():
-            self._ended_inline = True  # `run` goes on in this same thread
-        elif not work.causes:
-            self._settle(work)
-        else:
-            self._dispatcher.progress.submit(lambda: self._resume(work))
-
-    def _resume(self, work: Work) -> None:
-        self._may_block = False
-        if self._settle(work):
-            self.run()
-
-    def _settle(self, work: Work) -> bool:
-        """Record what `work` achieved. True when requests are left that the next candidate shall carry."""
-        if not work.causes:
-            self._dispatcher.count(self._peer, self._name, work, 0)
-            self._batch.settle(self._rows, work.status, work.moved, self._name)
-            return False
-        done = np.flatnonzero(work.status == Status.COMPLETED)
-        self._dispatcher.count(self._peer, self._name, work, len(work) - len(done))
-        if len(done):
-            self._batch.settle(self._at(done), Status.COMPLETED, work.moved[done], self._name)
-        moving = []
-        seconds = time.monotonic() - self._began
-        for verdict in judge(work):
-            attempt = Try(self._name, self._explained(verdict.cause), seconds)
-            if verdict.movable and self._left and len(self._tries) + 1 < self._dispatcher.max_tries:
-                moving.append((verdict, attempt))
-            else:
-                self._batch.settle_failed(
-                    self._at(verdict.rows),
-                    verdict.status,
-                    work.moved[verdict.rows],
-                    (*self._tries, attempt),
-                )
-        if not moving:
-            return False
-        rows = np.concatenate([verdict.rows for verdict, _ in moving])
-        self._tries = (*self._tries, moving[0][1])
-        self._dispatcher.stats.count_failover(len(rows))
-        self._rows = self._at(rows)
-        self._requests = subset(self._requests, rows)
-        return True
-
-    def _explained(self, cause: Exception) -> Exception:
-        """A failure with the departure behind it: its transport may know only that a stream broke."""
-        reason = self._peer.departed
-        if reason is None or isinstance(cause, UsageError | PeerDeparted):
-            return cause
-        departed = PeerDeparted(f"peer {self._peer.key} departed ({reason}): {cause}")
-        departed.__cause__ = cause
-        return departed
-
-    def _at(self, rows: Any) -> Any:
-        """Positions in the batch of rows of the present requests."""
-        return rows if self._rows is None else self._rows[rows]
-
-    def _exhausted(self) -> None:
-        """No candidate at all: say for each transport why."""
-        why = "; ".join(f"{p.name}: {p.reason}" for p in self._selection.passed_over)
-        entry = self._selection.entry.name if self._selection.entry else "none"
-        cause = TransportError(
-            f"no transport can carry this (policy entry {entry}): {why or 'none is listed'}"
-        )
-        rows = np.arange(len(self._batch)) if self._rows is None else self._rows
-        tries = (*self._tries, Try("selection", cause, 0.0))
-        self._batch.settle_failed(rows, Status.FAILED, None, tries)

@@ -53,6 +53,13 @@ class Endpoints:
         endpoint = self.ready.get(name)
         if endpoint is not None:
             return endpoint
+        future = self.begin(name)
+        running = self._transports.get(name)
+        assert running is not None
+        return running.result(future, timeout, f"connect to {self._key}")
+
+    def begin(self, name: str) -> Future[Endpoint]:
+        """The endpoint of transport `name`, made or being made. Raises as `get`; never waits."""
         running = self._transports.get(name)
         if running is None:
             raise TransportError(f"transport {name} is not running")
@@ -62,13 +69,15 @@ class Endpoints:
             if name in self.unreachable:
                 raise Unreachable(self.unreachable[name])
             endpoint = self.ready.get(name)
-            if endpoint is not None:  # made since the first look
-                return endpoint
+            if endpoint is not None:
+                made: Future[Endpoint] = Future()
+                made.set_result(endpoint)
+                return made
             future = self._connecting.get(name)
             if future is None:
                 future = running.calls.submit(partial(self._connect, running, self._closings))
                 self._connecting[name] = future
-        return running.result(future, timeout, f"connect to {self._key}")
+        return future
 
     def _connect(self, running: Running, closings: int) -> Endpoint:
         name = running.name

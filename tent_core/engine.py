@@ -64,7 +64,7 @@ class Engine:
         from tent_core import config as configuration
         from tent_core import host, log, topology
         from tent_core.control.plane import ControlPlane
-        from tent_core.dispatch import Dispatcher
+        from tent_core.dispatch import Dispatcher, Scheduling
         from tent_core.hooks import Hooks
         from tent_core.inspection import Inspector
         from tent_core.planning import Planner
@@ -72,6 +72,7 @@ class Engine:
         from tent_core.registry import BufferRegistry
         from tent_core.roster import Roster
         from tent_core.runner import Transports
+        from tent_core.traffic import Traffic
 
         self._pid = os.getpid()
         self._closed = False
@@ -105,8 +106,13 @@ class Engine:
                 queue=self.settings.hooks.queue,
             )
             planner = Planner(self.settings.policy, self._transports.facts(self.settings.skipped))
+            admission = self.settings.scheduling.admission()
             self.dispatcher = Dispatcher(
-                planner, self.stats_, self._log, self.settings.failover.max_attempts
+                planner,
+                self.stats_,
+                self._log,
+                self.settings.failover.max_attempts,
+                Scheduling(admission, self.settings.scheduling.slice),
             )
             if self._hooks.has_select:
                 self.dispatcher.overrule = self._overrule
@@ -124,6 +130,12 @@ class Engine:
                 self._control.connect,
                 self._control.most_peers,
                 {"engine": self},
+                partial(
+                    Traffic,
+                    admission,
+                    self.settings.failover.health(),
+                    self.dispatcher.alarm,
+                ),
             )
             self.dispatcher.relieve = self.roster.relieve
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
@@ -459,9 +471,11 @@ class Engine:
         """Seconds for a notification."""
         return self.settings.notifications.timeout_s if timeout is None else timeout
 
-    def deadline(self, timeout: float | None) -> float:
+    def deadline(self, options: Options) -> float:
         """When a transfer that starts now must have ended, on the monotonic clock."""
-        return time.monotonic() + (self._transfer_s if timeout is None else timeout)
+        timeout = options.timeout
+        latest = time.monotonic() + (self._transfer_s if timeout is None else timeout)
+        return latest if options.deadline is None else min(latest, options.deadline)
 
     def wait_limit(self, timeout: float | None) -> float:
         """How long a blocking call waits: a little longer than its transfer may take."""

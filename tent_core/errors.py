@@ -86,6 +86,14 @@ class PeerDeparted(TransportError):
     """The peer is gone; the message names it and the reason. No candidate can reach it."""
 
 
+class TransferCanceled(TentError):
+    """The application cancelled it."""
+
+
+class DeadlinePassed(TransportError):
+    """It was not done by its deadline."""
+
+
 class TransferFailed(TentError):
     """A task ended without moving every byte; the message lists each attempt with its cause."""
 

@@ -13,19 +13,28 @@ from tent_core.work import Work
 
 
 class Verdict(NamedTuple):
-    """Failed requests with one cause: `rows` of the sub-batch, whether they may move, how they end if not."""
+    """Failed requests with one cause: `rows` of the sub-batch, whether they may move, how they end if not,
+    and whether the transport is to blame."""
 
     rows: NDArray[np.intp]
     cause: Exception
     movable: bool
     status: Status
+    blames_transport: bool
 
 
-def judge(work: Work) -> list[Verdict]:
+def judge(
+    work: Work,
+    abandoned: Exception | None = None,
+    retry_unfenced: bool = False,
+    deadline: float = float("inf"),
+) -> list[Verdict]:
     """The verdict over every request of a finished work that did not complete, one per report.
 
-    A caller's mistake is never retried, nor is a peer that departed. A WRITE whose failed attempt may still
-    move bytes (`fenced` false) does not leave its path: late bytes of it could overwrite the next.
+    A caller's mistake is never retried, nor is a peer that departed, nor what its own `deadline` ended; an
+    attempt that was `abandoned` because it took too long is, for that cause. A WRITE whose failed attempt may
+    still move bytes (`fenced` false) does not leave its path unless the caller allows it (`retry_unfenced`):
+    late bytes of it could overwrite the next.
     """
     verdicts = []
     open_rows = work.status != Status.COMPLETED
@@ -35,23 +44,29 @@ def judge(work: Work) -> list[Verdict]:
             continue
         open_rows[here] = False
         status = Status(int(work.status[here[0]]))
-        verdicts.append(_verdict(work.requests.opcode, here, status, failure.cause, failure.fenced))
+        cause = failure.cause
+        if abandoned is not None and status in (Status.CANCELED, Status.TIMEOUT):
+            status = Status.FAILED
+            abandoned.__cause__ = cause
+            cause = abandoned
+        elif status is Status.TIMEOUT and work.deadline < deadline:
+            status = Status.FAILED  # of this attempt alone
+        unknown = work.requests.opcode is Opcode.WRITE and not failure.fenced and not retry_unfenced
+        verdicts.append(_verdict(here, status, cause, unknown))
     return verdicts
 
 
-def _verdict(
-    opcode: Opcode, rows: NDArray[np.intp], status: Status, cause: Exception, fenced: bool
-) -> Verdict:
+def _verdict(rows: NDArray[np.intp], status: Status, cause: Exception, unknown: bool) -> Verdict:
     if isinstance(cause, UsageError):
-        return Verdict(rows, cause, False, Status.INVALID)
+        return Verdict(rows, cause, False, Status.INVALID, False)
     if isinstance(cause, PeerDeparted):
-        return Verdict(rows, cause, False, Status.FAILED)
+        return Verdict(rows, cause, False, Status.FAILED, False)
     if status in (Status.CANCELED, Status.TIMEOUT):
-        return Verdict(rows, cause, False, status)
-    if opcode is Opcode.WRITE and not fenced:
-        unknown = TransportError(
+        return Verdict(rows, cause, False, status, False)
+    if unknown:
+        why = TransportError(
             f"outcome unknown: {cause}; the attempt may still write, so it was not moved"
         )
-        unknown.__cause__ = cause
-        return Verdict(rows, unknown, False, Status.FAILED)
-    return Verdict(rows, cause, True, Status.FAILED)
+        why.__cause__ = cause
+        return Verdict(rows, why, False, Status.FAILED, True)
+    return Verdict(rows, cause, True, Status.FAILED, True)

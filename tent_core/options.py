@@ -15,15 +15,26 @@ from tent_core.types import Intent, Priority
 class TransferOptions(TypedDict, total=False):
     """Keyword options of every transfer.
 
-    `timeout` seconds bound the transfer (default: `transfer.timeout_s`); `priority` and `intent` may match
-    policy entries; `policy` names one; `transport` is a hint for the first try.
+    - `timeout`: seconds that bound the transfer, not only the wait (default: `transfer.timeout_s`);
+      `deadline`: the same as an absolute time on `time.monotonic()`. The earlier one counts.
+    - `priority`, `intent`: may match policy entries; `priority` also says who goes first.
+    - `policy`: names an entry; `transport`: a hint for the first try.
+    - `attempt_timeout`: seconds that one transport may take before the next candidate is tried, and
+      `stall`: seconds without a byte, where the transport can say so. Both come from the policy entry
+      otherwise, and without either only the timeout counts.
+    - `retry_unfenced`: a WRITE whose failed attempt may still write goes on to the next candidate all the
+      same; the caller sees to it that late bytes do no harm.
     """
 
     timeout: float | None
+    deadline: float | None
     priority: Priority
     intent: Intent
     policy: str | None
     transport: str | None
+    attempt_timeout: float | None
+    stall: float | None
+    retry_unfenced: bool
 
 
 class Columns(TypedDict, total=False):
@@ -47,5 +58,13 @@ def read_options(given: Mapping[str, Any]) -> Options:
             f"{error}: use the members of tent_core.Priority and tent_core.Intent"
         ) from None
     return Options(
-        given.get("timeout"), priority, intent, given.get("policy"), given.get("transport")
+        given.get("timeout"),
+        priority,
+        intent,
+        given.get("policy"),
+        given.get("transport"),
+        given.get("deadline"),
+        given.get("attempt_timeout"),
+        given.get("stall"),
+        given.get("retry_unfenced", False),
     )

@@ -21,6 +21,7 @@ from tent_core.life import Begin, Life, PeerState
 from tent_core.remote_buffer import RemoteBuffer
 from tent_core.runner import Running, Transports
 from tent_core.stats import Counters
+from tent_core.traffic import Traffic
 from tent_core.transport import Endpoint
 from tent_core.types import BufferState
 
@@ -119,6 +120,7 @@ class Owner:
     - `retired(peer)`: an idle peer has been released.
     - `gone(peer)`: a departed peer has been released, but for its connection; once.
     - `later(call)` runs a call that may wait a little.
+    - `traffic()` makes what counts the work under way to a peer.
     """
 
     host: HostIdentity
@@ -129,6 +131,7 @@ class Owner:
     retired: Callable[[LivePeer], None]
     gone: Callable[[LivePeer], None]
     later: Callable[[Callable[[], None]], None]
+    traffic: Callable[[], Traffic]
 
 
 class LivePeer:
@@ -156,6 +159,7 @@ class LivePeer:
             self.replan,
             owner.log,
         )
+        self.traffic: Traffic = owner.traffic()
         self.counters: dict[str, Counters] = {}
         self.plans: dict[Any, Any] = {}
         self.epoch = 0

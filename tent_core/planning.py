@@ -14,6 +14,7 @@ from tent_core.columns import distinct, subset
 from tent_core.errors import UsageError
 from tent_core.mistakes import nearest
 from tent_core.policy import PolicyEntry, Query, Selection, TransportFacts, select, size_edges
+from tent_core.reshape import Merge
 from tent_core.types import MemoryKind, Reach, memory_kind
 from tent_core.work import Requests
 
@@ -22,11 +23,15 @@ Trait = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class Group(NamedTuple):
-    """Rows of a batch that share one selection: `rows` are positions in the batch (None: all)."""
+    """Rows of a batch that share one selection: `rows` are positions in the batch (None: all).
+
+    Where neighbours were joined, `merge` says what each of the `requests` stands for among these rows.
+    """
 
     requests: Requests
     rows: Rows
     selection: Selection
+    merge: Merge | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class PolicyEntry:
     - `min_size`, `max_size`: bytes of one request, both inclusive.
     - `devices`: NICs that may be used, `qp_pool`: a named pool of queue pairs; transports that cannot be
       told so are passed over.
+    - `attempt_s`, `stall_s`: seconds that an attempt may take, and may go without moving a byte.
     """
 
     name: str
@@ -38,6 +39,8 @@ class PolicyEntry:
     intent: Intent | None = None
     devices: tuple[str, ...] = ()
     qp_pool: str | None = None
+    attempt_s: float | None = None
+    stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from numpy.typing import ArrayLike
@@ -272,9 +273,7 @@ class Prepared:
         self._checked.segment._check_open()
         options = self._options
         if timeout is not None:
-            options = Options(
-                timeout, options.priority, options.intent, options.policy, options.transport
-            )
+            options = replace(options, timeout=timeout)
         self._run(options)
 
     def _run_once(self) -> None:

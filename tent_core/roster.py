@@ -25,6 +25,7 @@ from tent_core.peers import Listener, LivePeer, Owner, taking
 from tent_core.scarcity import lacks_resources
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
+from tent_core.traffic import Traffic
 
 if TYPE_CHECKING:
     from tent_core.control.contract import SessionInfo
@@ -89,6 +90,7 @@ class Roster:
         dial: Callable[[str, float, Listener], Connection],
         most: int,
         fields: dict[str, Any],
+        traffic: Callable[[], Traffic],
     ) -> None:
         self._host = host
         self._transports = transports
@@ -115,6 +117,7 @@ class Roster:
             self._retired,
             self._gone,
             self._later,
+            traffic,
         )
 
     def __len__(self) -> int:

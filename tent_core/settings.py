@@ -24,6 +24,8 @@ from pydantic import (
     field_validator,
 )
 
+from tent_core.admission import Limit, Rules
+from tent_core.health import HealthRules
 from tent_core.mistakes import NotAllowed, nearest
 from tent_core.policy import PolicyEntry
 from tent_core.types import Intent, Priority
@@ -156,6 +158,55 @@ class FailoverSettings(Section):
 
     max_attempts: int = Field(3, ge=0)
     """How often a request may move on to the next candidate; 0 turns it off."""
+    on_poll: bool = True
+    """Whether `poll` may carry on what has failed, in the caller's thread; else only the engine's own does."""
+    failures: int = Field(3, ge=1)
+    """So many failures of a transport to one peer, within `window_s`, pause it for that peer."""
+    window_s: Seconds = Field(10.0, gt=0)
+    """The time in which failures add up, and after which a pause that is to come is shortened."""
+    pause_s: Seconds = Field(1.0, gt=0)
+    """The first pause; each further one is twice as long."""
+    longest_pause_s: Seconds = Field(60.0, gt=0)
+    """The longest pause."""
+
+    def health(self) -> HealthRules:
+        """The same for what judges transports, which knows nothing of YAML."""
+        return HealthRules(self.failures, self.window_s, self.pause_s, self.longest_pause_s)
+
+
+class LimitSettings(Section):
+    """What may be under way on one transport to one peer when something of a priority starts."""
+
+    bytes: Size = Field(4 << 20, ge=1)
+    """Bytes of all that have a limit; something larger starts when nothing else is under way."""
+    tasks: int = Field(4096, ge=1)
+    """Requests of all that have a limit."""
+
+
+class SchedulingSettings(Section):
+    """Who goes first when there is more to do than room. What has no limit starts at once."""
+
+    order: Literal["arrival", "deadline"] = "arrival"
+    """Within a priority: who came first, or whose deadline is the earliest."""
+    high: LimitSettings | None = None
+    """Limit of high priority; without one it never waits."""
+    medium: LimitSettings | None = None
+    """Limit of medium priority, which is what a transfer has when nothing is said."""
+    low: LimitSettings | None = LimitSettings()
+    """Limit of low priority: what else is under way of it is all that others may have to wait for."""
+    slice: Size = Field(1 << 20, ge=4096)
+    """What has a limit goes in parts of about this size."""
+    promotion_timeout_s: Seconds = Field(0.5, gt=0)
+    """Who has waited so long moves up by one priority."""
+
+    def admission(self) -> Rules:
+        """The same for what lets in and holds back, which knows nothing of YAML."""
+        limits = {
+            priority: Limit(limit.bytes, limit.tasks)
+            for priority, limit in zip(Priority, (self.high, self.medium, self.low), strict=True)
+            if limit is not None
+        }
+        return Rules(limits, self.promotion_timeout_s, self.order == "deadline")
 
 
 class WaitSettings(Section):
@@ -226,6 +277,10 @@ class PolicySettings(Section):
     """NICs to use; transports that cannot be told so are passed over."""
     qp_pool: Annotated[str, Field(min_length=1)] | None = None
     """Pool of queue pairs to use; transports that have none are passed over."""
+    attempt_timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
+    """How long one transport may take before the next one is tried; without it, as long as the transfer."""
+    stall_s: Annotated[Seconds, Field(gt=0)] | None = None
+    """How long a transport that can say so may go without moving a byte before the next one is tried."""
 
     @field_validator("max_size")
     @classmethod
@@ -237,7 +292,8 @@ class PolicySettings(Section):
 
     def entry(self) -> PolicyEntry:
         """The same for selection, which knows nothing of YAML."""
-        return PolicyEntry(**{name: getattr(self, name) for name in type(self).model_fields})
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return PolicyEntry(attempt_s=fields.pop("attempt_timeout_s"), **fields)
 
 
 class Enable(enum.Enum):
@@ -268,6 +324,7 @@ class Sections(Section):
     peers: PeerSettings = PeerSettings()
     revocation: RevocationSettings = RevocationSettings()
     failover: FailoverSettings = FailoverSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
     wait: WaitSettings = WaitSettings()
     notifications: NotificationSettings = NotificationSettings()
     transfer: TransferSettings = TransferSettings()

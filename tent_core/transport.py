@@ -166,6 +166,10 @@ class Endpoint(abc.ABC):
         The engine keeps every buffer involved alive, and refuses revocations, until all is reported.
         """
 
+    def cancel(self, work: Work) -> None:
+        """`work.cancelled` was just set: interrupt what is under way, if that can be done. Best effort, from
+        any thread; its requests are still reported, what did not complete with Status.CANCELED."""
+
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         """The peer's snapshot changed. Buffers gone from `new`, or REVOKING in it, have no work in flight:
         let go of them (unmap, forget keys) before returning, since the acknowledgement follows."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.types import Opcode, Status
+from tent_core.types import Opcode, Priority, Status
 
 _PENDING, _COMPLETED = (
     int(Status.PENDING),
@@ -106,18 +106,26 @@ class Work:
     work out before `submit` returns. Otherwise `submit` may keep the thread for about 10 microseconds.
     `deadline` is on `time.monotonic()`; past it the endpoint should give up with a cause. `devices` and
     `qp_pool` are what the policy entry asks for: the only NICs that may be used (empty: any), and the named
-    pool of queue pairs (None: none in particular); only transports that can be told so get them.
+    pool of queue pairs (None: none in particular); only transports that can be told so get them. `priority`
+    is the caller's; a transport with streams of its own should not let a LOW one hold up a HIGH one.
+
+    `cancelled` becomes true when nobody wants it any more: a transport that can should end what is left of it
+    soon, with `fail(..., status=Status.CANCELED)`; see also `Endpoint.cancel`. A transport that declares
+    partial progress keeps `progress`, the bytes moved so far, a plain attribute that only grows.
     """
 
     __slots__ = (
         "_lock",
         "_remaining",
+        "cancelled",
         "causes",
         "deadline",
         "devices",
         "may_block",
         "moved",
         "on_finished",
+        "priority",
+        "progress",
         "qp_pool",
         "requests",
         "status",
@@ -133,6 +141,7 @@ class Work:
         deadline: float = float("inf"),
         devices: tuple[str, ...] = (),
         qp_pool: str | None = None,
+        priority: Priority = Priority.MEDIUM,
     ) -> None:
         n = len(requests.local)
         self.requests = requests
@@ -141,6 +150,9 @@ class Work:
         self.deadline = deadline
         self.devices = devices
         self.qp_pool = qp_pool
+        self.priority = priority
+        self.cancelled = False
+        self.progress = 0
         self.status = np.empty(n, np.uint8)
         self.status.fill(_PENDING)
         self.moved = np.zeros(n, np.uint64)

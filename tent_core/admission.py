@@ -1,0 +1,168 @@
+"""Who may start on one transport to one peer, and who waits for room. Pure: it is told the time.
+
+Each priority has a limit of bytes and of tasks under way; one without a limit never comes here. A higher
+priority's limit is at least that of a lower one, and what is under way counts for all: so bulk leaves room.
+Those that wait go by priority and, within one, in the order of their arrival or of their deadlines.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tent_core.types import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What may be under way when something of a priority starts, itself included. An entry that is larger
+    than the limit starts when nothing else is under way."""
+
+    bytes: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`promotion` is in seconds: who waited so long moves up by one priority, itself only, again and again.
+    `by_deadline`: the earliest deadline goes first within a priority."""
+
+    limits: Mapping[Priority, Limit]
+    promotion: float = 0.5
+    by_deadline: bool = False
+
+
+class Ticket:
+    """One entry. `go()` is called, by whoever makes room, when it has been admitted after waiting."""
+
+    __slots__ = ("bytes", "deadline", "go", "priority", "queue", "tasks")
+
+    def __init__(
+        self,
+        priority: Priority,
+        size: int,
+        tasks: int,
+        deadline: float,
+        go: Callable[[], None],
+    ) -> None:
+        self.priority = priority
+        self.bytes = size
+        self.tasks = tasks
+        self.deadline = deadline
+        self.go = go
+        self.queue: Priority | None = None
+        """Where it waits: its priority, or a higher one after a promotion; None while it does not wait."""
+
+
+class _Queue:
+    """Tickets of one priority; those that left it elsewhere are passed over when they come up."""
+
+    def __init__(self, priority: Priority) -> None:
+        self.priority = priority
+        self._heap: list[tuple[float, int, Ticket]] = []
+        self._arrivals: deque[tuple[float, Ticket]] = deque()
+        """With the times at which they move up, which grow."""
+
+    def add(self, ticket: Ticket, key: float, order: int, promote_at: float) -> None:
+        ticket.queue = self.priority
+        heapq.heappush(self._heap, (key, order, ticket))
+        self._arrivals.append((promote_at, ticket))
+
+    def first(self) -> Ticket | None:
+        """The next in turn."""
+        while self._heap and self._heap[0][2].queue is not self.priority:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def oldest(self) -> tuple[float, Ticket] | None:
+        """The one that moves up next, and when."""
+        while self._arrivals and self._arrivals[0][1].queue is not self.priority:
+            self._arrivals.popleft()
+        return self._arrivals[0] if self._arrivals else None
+
+
+class Admission:
+    """One transport and one peer. Not thread-safe: its owner has a lock, and calls `go` without it."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._queues = tuple(_Queue(priority) for priority in Priority)
+        self._orders = itertools.count()
+        self.bytes = 0
+        """Under way."""
+        self.tasks = 0
+        self.waiting = 0
+        """How many wait."""
+
+    def enter(self, ticket: Ticket, now: float) -> bool:
+        """Whether it may start now; otherwise it waits, and is answered by a later `leave` or `due`."""
+        if self._fits(ticket, ticket.priority) and not (self.waiting and self._behind(ticket)):
+            self._take(ticket)
+            return True
+        self._add(ticket, ticket.priority, now)
+        self.waiting += 1
+        return False
+
+    def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """An admitted one has ended; who may start now."""
+        self.bytes -= ticket.bytes
+        self.tasks -= ticket.tasks
+        return self.due(now)
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """It does not wait any more; False if it does not wait."""
+        if ticket.queue is None:
+            return False
+        ticket.queue = None
+        self.waiting -= 1
+        return True
+
+    def due(self, now: float) -> list[Ticket]:
+        """Move up those that waited long; who may start now."""
+        self._promote(now)
+        admitted: list[Ticket] = []
+        for queue in self._queues:
+            while (ticket := queue.first()) is not None:
+                if not self._fits(ticket, queue.priority):
+                    return admitted  # all behind it wait for it, or it would never go
+                ticket.queue = None
+                self.waiting -= 1
+                self._take(ticket)
+                admitted.append(ticket)
+        return admitted
+
+    def next_promotion(self) -> float | None:
+        """When somebody will have waited long enough to move up."""
+        times = [oldest[0] for queue in self._queues[1:] if (oldest := queue.oldest()) is not None]
+        return min(times, default=None)
+
+    def _behind(self, ticket: Ticket) -> bool:
+        """Whether somebody waits that goes before it."""
+        return any(q.first() is not None for q in self._queues if q.priority <= ticket.priority)
+
+    def _add(self, ticket: Ticket, priority: Priority, now: float) -> None:
+        key = ticket.deadline if self._rules.by_deadline else 0.0
+        self._queues[priority].add(ticket, key, next(self._orders), now + self._rules.promotion)
+
+    def _fits(self, ticket: Ticket, priority: Priority) -> bool:
+        limit = self._rules.limits.get(priority)
+        return (
+            limit is None
+            or self.tasks == 0
+            or (
+                self.bytes + ticket.bytes <= limit.bytes
+                and self.tasks + ticket.tasks <= limit.tasks
+            )
+        )
+
+    def _take(self, ticket: Ticket) -> None:
+        self.bytes += ticket.bytes
+        self.tasks += ticket.tasks
+
+    def _promote(self, now: float) -> None:
+        for queue in self._queues[1:]:
+            while (oldest := queue.oldest()) is not None and oldest[0] <= now:
+                self._add(oldest[1], Priority(queue.priority - 1), now)

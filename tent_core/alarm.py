@@ -1,0 +1,77 @@
+"""Calls at given times, in one thread that starts with the first of them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+
+class Handle:
+    """A call to come."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """It will not be made, unless it is being made now. Idempotent."""
+        self.call = None
+
+
+class Alarm:
+    """Thread-safe; its lock is a leaf, and no call is made under it. What is called must be quick, and must
+    not raise. The thread is a daemon and waits until the next time that is due, not at intervals."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, Handle]] = []
+        self._order = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def at(self, when: float, call: Callable[[], None]) -> Handle:
+        """Make `call` at `when` on the monotonic clock. After `close` nothing is called any more."""
+        handle = Handle(call)
+        with self._changed:
+            if not self._closed:
+                heapq.heappush(self._heap, (when, next(self._order), handle))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
+                elif self._heap[0][2] is handle:
+                    self._changed.notify()
+        return handle
+
+    def close(self, timeout: float) -> bool:
+        """Call nothing any more; False if a call took longer than `timeout` seconds to return."""
+        with self._changed:
+            self._closed = True
+            self._heap.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (left := self._left()) > 0:
+                    self._changed.wait(left)
+                if self._closed:
+                    return
+                call = heapq.heappop(self._heap)[2].call
+            if call is not None:
+                call()
+
+    def _left(self) -> float:
+        """Seconds until the next call is due."""
+        while self._heap and self._heap[0][2].call is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] - time.monotonic() if self._heap else threading.TIMEOUT_MAX

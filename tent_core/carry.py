@@ -1,0 +1,431 @@
+"""One sub-batch on its way through its candidates: an explicit state machine that threads push on."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tent_core.admission import Ticket
+from tent_core.batch import Options, Rows, Try
+from tent_core.columns import subset
+from tent_core.errors import (
+    DeadlinePassed,
+    PeerDeparted,
+    TentError,
+    TransferCanceled,
+    TransportError,
+    UsageError,
+)
+from tent_core.failover import judge
+from tent_core.reshape import Sink
+from tent_core.scarcity import lacks_resources
+from tent_core.types import Status
+from tent_core.work import Requests, Work
+
+if TYPE_CHECKING:
+    from tent_core.alarm import Handle
+    from tent_core.dispatch import Dispatcher
+    from tent_core.peers import LivePeer
+    from tent_core.policy import Selection
+    from tent_core.traffic import Traffic
+
+
+class Phase(enum.Enum):
+    """Where a sub-batch is."""
+
+    READY = enum.auto()
+    """A thread is about to push it on."""
+    CONNECTING = enum.auto()
+    WAITING = enum.auto()
+    """For room on its transport."""
+    RUNNING = enum.auto()
+    """A transport has it."""
+    ENDED = enum.auto()
+
+
+class Carry:
+    """One group of requests, one candidate at a time. One thread at a time pushes it on (`run`); `cancel` may
+    come from any other, and only sets a flag, withdraws a ticket, or asks the transport."""
+
+    __slots__ = (
+        "_abandoned",
+        "_admitted",
+        "_began",
+        "_cancelled",
+        "_deadline",
+        "_dispatcher",
+        "_inline",
+        "_left",
+        "_may_block",
+        "_name",
+        "_options",
+        "_peer",
+        "_phase",
+        "_requests",
+        "_rows",
+        "_selection",
+        "_sink",
+        "_submitting",
+        "_ticket",
+        "_traffic",
+        "_tries",
+        "_watches",
+        "_work",
+    )
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        sink: Sink,
+        peer: LivePeer,
+        requests: Requests,
+        rows: Rows,
+        selection: Selection,
+        names: tuple[str, ...],
+        options: Options,
+        deadline: float,
+        may_block: bool,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._sink = sink
+        self._peer = peer
+        self._traffic: Traffic = peer.traffic
+        self._requests = requests
+        self._rows = rows
+        self._selection = selection
+        self._left = names
+        self._options = options
+        self._deadline = deadline
+        self._may_block = may_block
+        self._tries: tuple[Try, ...] = ()
+        self._name = ""
+        self._began = 0.0
+        self._submitting = 0
+        self._inline: Work | None = None
+        self._phase = Phase.READY
+        self._ticket: Ticket | None = None
+        self._admitted = False
+        self._cancelled = False
+        self._abandoned: TentError | None = None
+        self._watches: tuple[Handle, ...] = ()
+        self._work: Work | None = None
+
+    # ---------------------------------------------------------------- pushed on
+
+    def run(self) -> None:
+        """Offer the requests to candidate after candidate until one takes them or none is left."""
+        while True:
+            if self._is_cancelled():
+                self._end(TransferCanceled("it was cancelled before it ended"), Status.CANCELED)
+                return
+            if not self._name and not self._next():
+                self._exhausted()
+                return
+            if not self._may_enter():
+                return
+            if self._is_cancelled():
+                self._leave()
+                continue
+            work = self._submit()
+            if work is not None and work.causes and self._for_lack_of_resources(work):
+                work = self._submit()
+            if work is None or not self._settle(work):
+                return
+
+    def _next(self) -> bool:
+        """Take the next candidate: those that have been failing come last."""
+        if not self._left or len(self._tries) >= self._dispatcher.max_tries:
+            return False
+        if self._traffic.troubled and len(self._left) > 1:
+            self._left = self._traffic.order(self._left)
+        self._name, self._left = self._left[0], self._left[1:]
+        return True
+
+    def _submit(self) -> Work | None:
+        """Give it to the candidate; answers the work if it ended within this call."""
+        self._began = began = time.monotonic()
+        if began >= self._deadline:
+            self._leave()
+            self._end(DeadlinePassed("its deadline passed before it was started"), Status.TIMEOUT)
+            return None
+        entry = self._selection.entry
+        attempt_s = self._options.attempt_s
+        if attempt_s is None and entry is not None:
+            attempt_s = entry.attempt_s
+        work = Work(
+            self._requests,
+            self._finished,
+            may_block=self._may_block,
+            deadline=self._deadline
+            if attempt_s is None
+            else min(self._deadline, began + attempt_s),
+            priority=self._options.priority,
+            devices=entry.devices if entry is not None else (),
+            qp_pool=entry.qp_pool if entry is not None else None,
+        )
+        endpoint = self._peer.endpoints.ready.get(self._name)
+        if endpoint is None and not self._may_block:
+            self._connect()
+            return None
+        self._work = work
+        self._phase = Phase.RUNNING
+        self._submitting = threading.get_ident()
+        try:
+            if endpoint is None:
+                endpoint = self._peer.endpoint(self._name)
+            endpoint.submit(work)
+        except TentError as error:
+            work.refuse(error)
+        except Exception as error:
+            # A broken plugin: what it may have started is unknown.
+            cause = TransportError(f"transport {self._name} raised {error!r} in submit")
+            cause.__cause__ = error
+            self._dispatcher.log.error(
+                "transport_raised", transport=self._name, doing="submit", error=repr(error)
+            )
+            work.fail(cause, fenced=False)
+        if self._inline is work:
+            return work
+        if self._work is work:  # else another thread is at the next attempt already
+            self._submitting = 0
+        if not work.finished:
+            self._dispatcher.watch(self, work, attempt_s)
+        return None
+
+    def _connect(self) -> None:
+        """Have the endpoint made, and go on when it is: this thread must not wait."""
+        self._phase = Phase.CONNECTING
+        self._work = None
+        try:
+            made = self._peer.endpoints.begin(self._name)
+        except TentError as error:
+            self._connected(None, error)
+        else:
+            made.add_done_callback(lambda future: self._connected(future, None))
+
+    def _connected(self, made: Future[Any] | None, error: BaseException | None) -> None:
+        """In whatever thread: the endpoint is there, or cannot be."""
+        if made is not None:
+            error = made.exception()
+        self._dispatcher.later(lambda: self._resume_connected(error))
+
+    def _resume_connected(self, error: BaseException | None) -> None:
+        self._phase = Phase.READY
+        if error is None:
+            self.run()
+            return
+        cause = error if isinstance(error, TentError) else TransportError(repr(error))
+        work = Work(self._requests, lambda _: None, deadline=self._deadline)
+        work.refuse(cause)
+        if self._settle(work):
+            self.run()
+
+    def _for_lack_of_resources(self, work: Work) -> bool:
+        """Whether all of `work` was refused for lack of what idle peers hold, and some have let go."""
+        relieve = self._dispatcher.relieve
+        return (
+            relieve is not None
+            and self._may_block
+            and not work.status.any()  # INITIAL: nothing was accepted
+            and lacks_resources(work.causes[0].cause)
+            and relieve(self._peer)
+        )
+
+    def _finished(self, work: Work) -> None:
+        """The last request of `work` was reported, in any thread."""
+        if self._submitting == threading.get_ident() and self._work is work:
+            self._inline = work  # `run` goes on in this same thread
+        elif not work.causes:
+            self._settle(work)
+        else:
+            self._dispatcher.later(lambda: self._resume(work))
+
+    def _resume(self, work: Work) -> None:
+        self._may_block = False
+        if self._settle(work):
+            self.run()
+
+    # ---------------------------------------------------------------- room
+
+    def _may_enter(self) -> bool:
+        """Whether there is room on the transport. A thread that may block waits here; for another one, who
+        makes room has the sub-batch pushed on."""
+        if self._admitted or self._dispatcher.limits.get(self._options.priority) is None:
+            return True
+        freed = threading.Event() if self._may_block else None
+        ticket = self._ticket = Ticket(
+            self._options.priority,
+            self._requests.total,
+            len(self._requests),
+            self._deadline,
+            freed.set if freed is not None else self._go,
+        )
+        self._phase = Phase.WAITING
+        self._admitted = self._traffic.enter(self._name, ticket)
+        if self._admitted:
+            self._phase = Phase.READY
+            return True
+        if freed is None:
+            return False
+        left = max(self._deadline - time.monotonic(), 0.0)
+        if not freed.wait(left) and self._traffic.withdraw(self._name, ticket):
+            self._ticket = None
+            self._end(
+                DeadlinePassed("its deadline passed while it waited its turn"), Status.TIMEOUT
+            )
+            return False
+        if not self._is_cancelled():  # else it may have been withdrawn: `run` looks
+            self._admitted = True
+        self._phase = Phase.READY
+        return True
+
+    def _go(self) -> None:
+        """There is room, says whoever has made it."""
+        self._admitted = True
+        self._dispatcher.later(self.run)
+
+    def _leave(self) -> None:
+        """It does not use the transport any more."""
+        ticket, self._ticket = self._ticket, None
+        self._admitted = False
+        if ticket is not None:
+            self._traffic.leave(self._name, ticket)
+
+    # ---------------------------------------------------------------- outcomes
+
+    def _settle(self, work: Work) -> bool:
+        """Record what `work` achieved. True when requests are left that the next candidate shall carry."""
+        self._phase = Phase.READY
+        for watch in self._watches:
+            watch.cancel()
+        self._watches = ()
+        name = self._name
+        if self._ticket is not None:
+            self._leave()
+        if not work.causes:
+            self._phase = Phase.ENDED
+            self._traffic.succeeded(name)
+            self._dispatcher.count(self._peer, name, work, 0)
+            self._sink.settle(self._rows, work.status, work.moved, name)
+            return False
+        self._name = ""
+        done = np.flatnonzero(work.status == Status.COMPLETED)
+        self._dispatcher.count(self._peer, name, work, len(work) - len(done))
+        if len(done):
+            self._sink.settle(self._at(done), Status.COMPLETED, work.moved[done], name)
+        moving = []
+        seconds = time.monotonic() - self._began
+        abandoned, self._abandoned = self._abandoned, None
+        verdicts = judge(work, abandoned, self._options.retry_unfenced, self._deadline)
+        self._note(name, verdicts)
+        more = self._left and len(self._tries) + 1 < self._dispatcher.max_tries
+        for verdict in verdicts:
+            attempt = Try(name, self._explained(verdict.cause), seconds)
+            if verdict.movable and more and not self._cancelled:
+                moving.append((verdict, attempt))
+            else:
+                status = Status.CANCELED if self._cancelled else verdict.status
+                self._sink.settle_failed(
+                    self._at(verdict.rows),
+                    status,
+                    work.moved[verdict.rows],
+                    (*self._tries, attempt),
+                )
+        if not moving:
+            self._phase = Phase.ENDED
+            return False
+        rows = np.concatenate([verdict.rows for verdict, _ in moving])
+        rows.sort()
+        self._tries = (*self._tries, moving[0][1])
+        self._dispatcher.stats.count_failover(len(rows))
+        self._rows = self._at(rows)
+        self._requests = subset(self._requests, rows)
+        return True
+
+    def _note(self, name: str, verdicts: list[Any]) -> None:
+        """Tell the health of the transport, unless it is not to blame."""
+        if any(verdict.blames_transport for verdict in verdicts):
+            pause = self._traffic.failed(name)
+            if pause is not None:
+                self._dispatcher.log.warning(
+                    "transport_paused", transport=name, peer=str(self._peer.key), seconds=pause
+                )
+
+    def _explained(self, cause: Exception) -> Exception:
+        """A failure with the departure behind it: its transport may know only that a stream broke."""
+        reason = self._peer.departed
+        if reason is None or isinstance(cause, UsageError | PeerDeparted):
+            return cause
+        departed = PeerDeparted(f"peer {self._peer.key} departed ({reason}): {cause}")
+        departed.__cause__ = cause
+        return departed
+
+    def _at(self, rows: Any) -> Any:
+        """Positions behind the sink of rows of the present requests."""
+        return rows if self._rows is None else self._rows[rows]
+
+    def _exhausted(self) -> None:
+        """No candidate at all: say for each transport why."""
+        why = "; ".join(f"{p.name}: {p.reason}" for p in self._selection.passed_over)
+        entry = self._selection.entry.name if self._selection.entry else "none"
+        cause = TransportError(
+            f"no transport can carry this (policy entry {entry}): {why or 'none is listed'}"
+        )
+        self._end(cause, Status.FAILED)
+
+    def _end(self, cause: Exception, status: Status) -> None:
+        """All that is left ends like this, without another attempt."""
+        self._phase = Phase.ENDED
+        rows = np.arange(len(self._sink)) if self._rows is None else self._rows
+        tries = (*self._tries, Try(self._name or "selection", cause, 0.0))
+        self._sink.settle_failed(rows, status, None, tries)
+
+    # ---------------------------------------------------------------- from outside
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
+    def stall_s(self) -> float | None:
+        """How long no byte may move, where the transport says how many have."""
+        entry = self._selection.entry
+        stall_s = self._options.stall_s
+        if stall_s is None and entry is not None:
+            stall_s = entry.stall_s
+        if stall_s is None:
+            return None
+        facts = self._dispatcher.planner.facts[self._name]
+        can = facts.capabilities
+        return stall_s if can is not None and can.partial_progress else None
+
+    def watched(self, handle: Handle) -> None:
+        """An alarm that is to be forgotten when the attempt ends."""
+        self._watches = (*self._watches, handle)
+
+    def cancel(self) -> None:
+        """End it as soon as may be: at once while it waits, best effort while a transport has it."""
+        self._cancelled = True
+        work, ticket = self._work, self._ticket
+        if self._phase is Phase.WAITING and ticket is not None:
+            if self._traffic.withdraw(self._name, ticket):
+                self._ticket = None
+                ticket.go()  # `run` finds that it was cancelled
+        elif work is not None and not work.finished:
+            self._stop_attempt(work)
+
+    def abandon(self, work: Work, cause: TentError) -> None:
+        """This attempt has taken too long: end it, and let the next candidate carry what may move."""
+        if not work.finished:
+            self._abandoned = cause
+            self._stop_attempt(work)
+
+    def _stop_attempt(self, work: Work) -> None:
+        work.cancelled = True
+        endpoint = self._peer.endpoints.ready.get(self._name)
+        if endpoint is not None:
+            endpoint.cancel(work)
