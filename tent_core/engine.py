@@ -63,6 +63,7 @@ class Engine:
         # What an engine needs and an import of tent_core does not: grpc, pydantic.
         from tent_core import config as configuration
         from tent_core import host, log, topology
+        from tent_core.carriers import Carriers, preferred
         from tent_core.control.plane import ControlPlane
         from tent_core.dispatch import Dispatcher, Scheduling
         from tent_core.hooks import Hooks
@@ -139,7 +140,10 @@ class Engine:
             )
             self.dispatcher.relieve = self.roster.relieve
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
-            self._control.serve(self._segment, _Handler(self))
+            self._carriers = Carriers(preferred(self.settings.policy, self._transports))
+            self._control.serve(
+                self._segment, _Handler(self), self._carriers.exchange if self._carriers else None
+            )
             idle = self.settings.peers.idle_timeout_s
             self._control.every(_tick_of(idle), partial(self.roster.retire_idle, idle))
         except BaseException:
@@ -168,6 +172,7 @@ class Engine:
                 listen,
                 self._segment,
                 declaration,
+                self._control.notified,
             )
 
         enabled = self.settings.enabled
@@ -400,7 +405,11 @@ class Engine:
             },
             "sessions": len(self._control.sessions()),
             "failovers": self.stats_.failovers,
-            "notifications": {"waiting": len(self.inbox), "received": self.inbox.received},
+            "notifications": {
+                "waiting": len(self.inbox),
+                "received": self.inbox.received,
+                "carried": dict(self._carriers.carried),
+            },
         }
 
     # ---------------------------------------------------------------- the end

@@ -46,6 +46,11 @@ class Context:
     listen_host: str
     segment: LocalSegment
     declaration: TransportDeclaration
+    deliver: Callable[[PeerKey, bytes], bytes]
+
+    def notified(self, peer: PeerKey, message: bytes) -> bytes:
+        """A message arrived that the peer's engine had carried by this transport; the answer."""
+        return self.deliver(peer, message)
 
     def publish(self, payload: bytes | None) -> None:
         """Set (or with None withdraw) this transport's attribute of the segment."""
@@ -71,8 +76,11 @@ def _with_attribute(
 
 
 class Running:
-    """One started transport. `calls` runs everything but submit and bootstrap, in order; `bootstraps` has a
-    thread of its own, so that two engines that connect to each other at once cannot wait for each other."""
+    """One started transport. `calls` runs everything but submit, bootstrap and exchange, in order.
+
+    `bootstraps` has a thread of its own, so that two engines that connect to each other at once cannot wait
+    for each other, and so have `exchanges`, since a notification is not to wait for a connection.
+    """
 
     def __init__(self, declaration: TransportDeclaration, transport: Transport, log: Any) -> None:
         self.declaration = declaration
@@ -83,6 +91,7 @@ class Running:
         self.log = log
         self.calls = SerialQueue(f"tent-{self.name}")
         self.bootstraps = SerialQueue(f"tent-{self.name}-bootstrap")
+        self.exchanges = SerialQueue(f"tent-{self.name}-exchange")
 
     def call(self, function: Callable[[], T], timeout: float, doing: str) -> T:
         """Run `function` on this transport's queue and wait. What is no TentError is wrapped in one."""
@@ -114,6 +123,7 @@ class Running:
             self.log.error("transport_stop_failed", transport=self.name, error=str(error))
         self.calls.close(0.5)
         self.bootstraps.close(0.5)
+        self.exchanges.close(0.5)
 
 
 class Transports:

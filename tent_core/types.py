@@ -137,7 +137,8 @@ class Capabilities:
     `owner_checked` says that the owner's side checks each request against what is registered at that
     moment (as tcp's receiver does), or can kill access by itself (as a deregistered RDMA key does): a
     revocation then need not wait for peers that can reach the memory only over such transports.
-    `largest_request` is in bytes; None is no limit.
+    `largest_request` is in bytes; None is no limit. `notifications` says that it may carry the engine's
+    notifications (`Transport.exchange`).
     """
 
     memory_pairs: frozenset[MemoryPair] = frozenset()

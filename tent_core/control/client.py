@@ -12,6 +12,7 @@ from typing import Any
 from tent_core import address, host
 from tent_core.control import probe, wire
 from tent_core.control import tent_pb2 as pb
+from tent_core.control.carrier import Exchange
 from tent_core.control.connection import Connection
 from tent_core.control.contract import PROTOCOL, ConnectionListener, ControlSettings, PeerSettings
 from tent_core.control.follow import FIRST_PAUSE_S, said
@@ -67,6 +68,7 @@ class ControlClient:
         self._log = log
         self._answered = answered
         self._local: LocalSegment | None = None
+        self._exchange: Exchange | None = None
         self._closing = False
         self._live: dict[str, Connection] = {}
         self._all: set[Connection] = set()
@@ -78,9 +80,10 @@ class ControlClient:
         self._probing = asyncio.Semaphore(_PROBES_AT_ONCE)
         self._periodic: list[asyncio.Task[None]] = []
 
-    def serve(self, local: LocalSegment) -> None:
-        """Whose connections these are."""
+    def serve(self, local: LocalSegment, exchange: Exchange | None) -> None:
+        """Whose connections these are, and what carries notifications before gRPC is tried."""
         self._local = local
+        self._exchange = exchange
 
     async def open(self, name: str, within: float, listener: ConnectionListener) -> Connection:
         """The live connection to the engine that answers at `name`, made if there is none (single flight).
@@ -299,6 +302,7 @@ class ControlClient:
             wire.host_from(response.host),
             listener,
             self._log,
+            self._exchange,
         )
         self._all.add(connection)
         return connection

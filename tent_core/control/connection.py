@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from tent_core import host
 from tent_core.control import goodbye, wire
 from tent_core.control import tent_pb2 as pb
+from tent_core.control.carrier import Carrier, Exchange
 from tent_core.control.contract import (
     BOOTSTRAP_LIMIT,
     NOTIFICATION_LIMIT,
@@ -75,6 +76,7 @@ class Connection:
         process: HostIdentity,
         listener: ConnectionListener,
         log: Any,
+        exchange: Exchange | None = None,
     ) -> None:
         self.key = key
         self.session = session
@@ -94,7 +96,8 @@ class Connection:
         self._ending: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._outbox = Outbox(key.name, self._deliver, loop.spawn)
+        self._carrier = Carrier(key, exchange, loop, log)
+        self._outbox = Outbox(key.name, self._deliver, loop.spawn, self._carrier.room)
         self._follower = Follower(
             loop,
             settings,
@@ -260,6 +263,7 @@ class Connection:
         del self._following, self._unwatch
         self._follower.release()
         self._outbox.release()
+        self._carrier.release()
 
     # ---------------------------------------------------------------- departure
 
@@ -340,8 +344,15 @@ class Connection:
     async def _deliver(
         self, notes: list[pb.Notification], deadline: float
     ) -> pb.NotifyResponse.Taken:
-        timeout = min(self._settings.call_timeout_s, max(0.001, deadline - self._loop.now()))
         request = pb.NotifyRequest(session=self.session, notifications=notes)
+        if self._carrier.is_open:
+            self._check()
+            left = max(0.001, deadline - self._loop.now())
+            carried = await self._or_departed(self._carrier.carry(request, left))
+            if carried is not None:
+                self._check_remembered(carried)
+                return carried.taken
+        timeout = min(self._settings.call_timeout_s, max(0.001, deadline - self._loop.now()))
         try:
             response: pb.NotifyResponse = await self._ask(self._stub.Notify, request, timeout)
         except aio.AioRpcError as error:
@@ -398,10 +409,13 @@ class Connection:
         """A call whose answer may be that the session is forgotten. Raises AioRpcError, PeerDeparted."""
         self._check()
         response = await self._or_departed(method(request, timeout=within, wait_for_ready=True))
+        self._check_remembered(response)
+        return response
+
+    def _check_remembered(self, response: Any) -> None:
         if response.HasField("forgotten"):
             self._forgotten(response.forgotten)
             self._check()
-        return response
 
     async def _or_departed(self, work: Awaitable[T]) -> T:
         """`work`, or PeerDeparted as soon as the peer has departed."""

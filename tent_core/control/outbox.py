@@ -12,6 +12,8 @@ from tent_core.errors import TentError, WaitTimeout
 
 BATCH_BYTES = 1 << 20
 BATCH_NOTES = 256
+NOTE_BYTES = 24
+"""More than protobuf adds to the name and payload of a note."""
 FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 
@@ -56,11 +58,17 @@ class Outbox:
     """
 
     def __init__(
-        self, peer: str, deliver: Deliver, spawn: Callable[..., asyncio.Task[None]]
+        self,
+        peer: str,
+        deliver: Deliver,
+        spawn: Callable[..., asyncio.Task[None]],
+        room: Callable[[], int] = lambda: BATCH_BYTES,
     ) -> None:
+        """`room()` says how many bytes the next delivery may have; one note goes in any case."""
         self._peer = peer
         self._deliver = deliver
         self._spawn = spawn
+        self._room = room
         self._queue: deque[_Note] = deque()
         self._pump: asyncio.Task[None] | None = None
         self._sequence = 0
@@ -94,6 +102,7 @@ class Outbox:
     def release(self) -> None:
         """Refer to nothing; after `fail`."""
         self._deliver = _undeliverable
+        self._room = int
 
     async def _run(self) -> None:
         try:
@@ -114,12 +123,12 @@ class Outbox:
         while self._queue and self._queue[0].done.done():
             self._queue.popleft()
         batch: list[_Note] = []
-        size = 0
+        size, room = 0, self._room()
         for note in self._queue:
             if note.done.done():
                 continue
-            size += len(note.payload) + 4 * len(note.name)
-            if batch and (size > BATCH_BYTES or len(batch) == BATCH_NOTES):
+            size += len(note.payload) + 4 * len(note.name) + NOTE_BYTES
+            if batch and (size > room or len(batch) == BATCH_NOTES):
                 break
             if not note.sequence:
                 self._sequence += 1

@@ -9,6 +9,7 @@ from typing import Any
 
 from tent_core import address, host
 from tent_core.control import listen
+from tent_core.control.carrier import Exchange
 from tent_core.control.client import ControlClient
 from tent_core.control.connection import Connection
 from tent_core.control.contract import (
@@ -30,7 +31,9 @@ from tent_core.control.loop import (
 from tent_core.control.pressure import Pressure
 from tent_core.control.server import ControlServer
 from tent_core.control.sessions import Sessions
-from tent_core.errors import ClosedError, UsageError
+from tent_core.control.wire import WireError
+from tent_core.descriptor import PeerKey
+from tent_core.errors import ClosedError, TentError, TransportError, UsageError
 from tent_core.segments import LocalSegment
 
 __all__ = [
@@ -44,6 +47,9 @@ __all__ = [
 ]
 
 START_S = 10.0
+
+NOTIFIED_S = 1.0
+"""How long a transport that brings a message waits for its answer; a second more if the thread is stuck."""
 
 
 class ControlPlane:
@@ -73,6 +79,7 @@ class ControlPlane:
         )
         self._bound: address.Address | None = None
         self._advertised: address.Address | None = None
+        self._serving = False
         self._stopped = False
 
     # ---------------------------------------------------------------- life
@@ -103,11 +110,17 @@ class ControlPlane:
         """The host that peers are told. After `bind`."""
         return self._require(self._advertised).host
 
-    def serve(self, local: LocalSegment, handler: ControlHandler) -> None:
-        """Begin to answer peers with `local`, whose name is what `bind` answered, and allow `connect`."""
+    def serve(
+        self, local: LocalSegment, handler: ControlHandler, exchange: Exchange | None = None
+    ) -> None:
+        """Begin to answer peers with `local`, whose name is what `bind` answered, and allow `connect`.
+
+        `exchange` is tried first for notifications. It must return at once.
+        """
         self._check()
-        self._client.serve(local)
+        self._client.serve(local, exchange)
         self._loop.run(self._server.serve(local, handler), START_S)
+        self._serving = True
 
     def leave(self, timeout: float) -> None:
         """Say goodbye to every peer that this engine opened, all at once, within about `timeout` seconds.
@@ -189,6 +202,20 @@ class ControlPlane:
         self._check()
         mark, behind = self._loop.run(_soon(self._server.unacknowledged, version), START_S)
         return mark, [info for info in behind if concerned(info)]
+
+    def notified(self, peer: PeerKey, message: bytes) -> bytes:
+        """Take what a peer's `exchange` was given; the answer to carry back. Waits, about NOTIFIED_S at most.
+
+        Raises TransportError for what is no message of that peer, and once the plane is stopped.
+        """
+        if not self._serving or self._stopped:
+            raise TransportError(f"the engine takes no notifications from {peer}: it is not open")
+        try:
+            return self._loop.run(self._server.carried(peer, message), NOTIFIED_S)
+        except WireError as error:
+            raise TransportError(f"a malformed message from {peer}: {error}") from None
+        except TentError as error:
+            raise TransportError(f"a message from {peer} was not taken: {error}") from None
 
     # ---------------------------------------------------------------- within
 

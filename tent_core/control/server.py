@@ -379,6 +379,18 @@ class ControlServer:
         through = self._sessions.notified(request.session)
         return pb.NotifyResponse(taken=pb.NotifyResponse.Taken(through=through, full=full))
 
+    async def carried(self, peer: PeerKey, message: bytes) -> bytes:
+        """Answer a `notify` that a transport has brought from `peer`. Raises WireError for what is none."""
+        try:
+            request = pb.NotifyRequest.FromString(message)
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise WireError(f"bytes that are no NotifyRequest: {error}") from None
+        info = self._sessions.get(request.session)
+        if info is not None and info.key != peer:
+            raise WireError(f"it names a session of {info.key}")
+        response = await self.notify(request, None)
+        return response.SerializeToString()
+
     async def goodbye(self, request: pb.GoodbyeRequest, context: Any) -> pb.GoodbyeResponse:
         known, events = self._sessions.goodbye(
             request.session, request.reason[:1000], retired=request.retired

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -71,6 +71,11 @@ class Context:
         """Set or withdraw the attribute of the segment."""
         self.side.publish(payload)
 
+    def notified(self, peer: PeerKey, message: bytes) -> bytes:
+        """Write the message down and answer what the side says."""
+        self.side.messages.append((peer, message))
+        return self.side.answer(peer, message)
+
 
 class Side:
     """One transport with a segment of its own, as an engine would have it."""
@@ -84,6 +89,10 @@ class Side:
         self.buffers: dict[int, LocalBuffer] = {}
         self.arrays: dict[int, NDArray[np.uint8]] = {}
         self._generation = itertools.count(1)
+        self.messages: list[tuple[PeerKey, bytes]] = []
+        """What `exchange` of other sides has brought here."""
+        self.answer: Callable[[PeerKey, bytes], bytes] = lambda _, message: message
+        """What is answered to it: the same, unless a test says otherwise. May raise TransportError."""
 
     @property
     def incarnation(self) -> bytes:

@@ -121,16 +121,24 @@ class Controller:
                 return None
             return [self._script.decide(On.REQUEST, peer, opcode) for _ in range(count)]
 
-    def called(self, on: On, peer: str = "", detail: str = "") -> Verdict | None:
-        """Remember a call and carry out what the script says of it; answers the verdict for what only the
-        caller can do. Raises TransportError, or RuntimeError for `crash`."""
+    def decided(self, on: On, peer: str = "", detail: str = "") -> Verdict | None:
+        """Remember a call; what the script says of it is left to the caller, but for `crash`.
+
+        Raises RuntimeError for that."""
         with self._changed:
             self._calls.append(Call(on, peer, detail))
             verdict = self._script.decide(on, peer)
+        if verdict is not None and verdict.step.do is Do.CRASH:
+            raise RuntimeError(f"the mock transport crashes in {on}, as scripted")
+        return verdict
+
+    def called(self, on: On, peer: str = "", detail: str = "") -> Verdict | None:
+        """As `decided`, waiting where the script says so: the rest is what only the caller can do.
+
+        Raises TransportError when nobody lets go of it, or RuntimeError for `crash`."""
+        verdict = self.decided(on, peer, detail)
         if verdict is None:
             return None
-        if verdict.step.do is Do.CRASH:
-            raise RuntimeError(f"the mock transport crashes in {on}, as scripted")
         if verdict.step.do in (Do.HANG, Do.DELAY):
             self._wait(verdict, on)
         return verdict

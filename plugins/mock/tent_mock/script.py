@@ -27,6 +27,7 @@ class On(enum.StrEnum):
     REMOVE_BUFFER = "remove_buffer"
     RELEASE = "release"
     STOP = "stop"
+    EXCHANGE = "exchange"
 
 
 class Do(enum.StrEnum):
@@ -42,15 +43,17 @@ class Do(enum.StrEnum):
     RAISE = "raise"
     CRASH = "crash"
     UNREACHABLE = "unreachable"
+    DROP = "drop"
 
 
-_OF_REQUESTS = frozenset(Do) - {Do.UNREACHABLE}
+_OF_REQUESTS = frozenset(Do) - {Do.UNREACHABLE, Do.DROP}
 _OF_CALLS = frozenset({Do.FAIL, Do.DELAY, Do.HANG, Do.CRASH})
 _ALLOWED = {
     **dict.fromkeys(On, _OF_CALLS),
     On.REQUEST: _OF_REQUESTS,
     On.CONNECT: _OF_CALLS | {Do.UNREACHABLE},
     On.ADD_BUFFERS: _OF_CALLS | {Do.REFUSE},
+    On.EXCHANGE: _OF_CALLS | {Do.REFUSE, Do.TWICE, Do.DROP},
 }
 
 

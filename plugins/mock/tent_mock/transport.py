@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.transport import (
+    EXCHANGE_LIMIT,
     Endpoint,
     LocalBuffer,
     Peer,
@@ -35,7 +37,7 @@ HANDSHAKE = b"mock"
 HANDSHAKE_TIMEOUT_S = 10.0
 
 _lock = threading.Lock()
-_tables: dict[tuple[str, bytes], Table] = {}
+_started: dict[tuple[str, bytes], MockTransport] = {}
 
 
 def declare(
@@ -73,6 +75,7 @@ class MockTransport(Transport):
         self._clock = clock
         self._context: TransportContext | None = None
         self._control: Controller | None = None
+        self._endpoints: dict[Endpoint, PeerKey] = {}
 
     @property
     def control(self) -> Controller:
@@ -92,7 +95,7 @@ class MockTransport(Transport):
             raise TransportUnavailable(f"transport {self.name} was told by its script not to start")
         announce(self.name, context.key.incarnation, self._control)
         with _lock:
-            _tables[self.name, context.key.incarnation] = self.table
+            _started[self.name, context.key.incarnation] = self
         context.publish(b"")
 
     def add_buffers(self, buffers: Sequence[LocalBuffer]) -> Sequence[bytes | None]:
@@ -118,7 +121,62 @@ class MockTransport(Transport):
                 raise TransportError(f"{peer.key} answered the handshake with {answer[:32]!r}")
         endpoint = MockEndpoint(self, peer)
         self.control.connected(endpoint, peer.suspect)
+        self._endpoints[endpoint] = peer.key
         return endpoint
+
+    def reaches(self, key: PeerKey) -> bool:
+        """Whether there is an endpoint for that peer."""
+        return key in list(self._endpoints.values())
+
+    def disconnected(self, endpoint: Endpoint) -> None:
+        """An endpoint was closed."""
+        self._endpoints.pop(endpoint, None)
+
+    def exchange(self, peer: PeerKey, message: bytes) -> Future[bytes] | None:
+        """Have the mock transport at `peer` notified, in this thread unless the script says otherwise."""
+        context, there = self._context, _transport(self.name, peer)
+        if context is None or there is None:
+            return None
+        here = context.key
+        if not self.reaches(peer) and not there.reaches(here):
+            return None
+        if len(message) > EXCHANGE_LIMIT:
+            raise TransportError(f"a message of {len(message)} bytes, beyond {EXCHANGE_LIMIT}")
+        answer: Future[bytes] = Future()
+        verdict = self.control.decided(On.EXCHANGE, peer.name, f"{len(message)} bytes")
+        do = None if verdict is None else verdict.step.do
+        match do:
+            case Do.REFUSE:
+                return None
+            case Do.FAIL:
+                answer.set_exception(TransportError(f"transport {self.name} failed, as scripted"))
+            case Do.HANG | Do.DELAY if verdict is not None:
+                pending = Pending(
+                    self,
+                    lambda: there.deliver(here, message, answer),
+                    lambda cause: _fail(answer, cause),
+                    hangs=do is Do.HANG,
+                )
+                self.control.pend(pending, verdict.seconds)
+            case Do.DROP:
+                there.deliver(here, message, Future())
+            case _:
+                if do is Do.TWICE:
+                    there.deliver(here, message, Future())
+                there.deliver(here, message, answer)
+        return answer
+
+    def deliver(self, sender: PeerKey, message: bytes, answer: Future[bytes]) -> None:
+        """A message has arrived here; `answer` gets what the engine says to it."""
+        context = self._context
+        try:
+            if context is None:
+                raise TransportError(f"transport {self.name} has stopped")
+            said = context.notified(sender, message)
+        except TransportError as error:
+            _fail(answer, error)
+        else:
+            answer.set_result(said)
 
     def bootstrap(self, peer: PeerKey, payload: bytes) -> bytes:
         """Answer the handshake with itself."""
@@ -143,7 +201,7 @@ class MockTransport(Transport):
             return
         self._context = None
         with _lock:
-            _tables.pop((self.name, context.key.incarnation), None)
+            _started.pop((self.name, context.key.incarnation), None)
         withdraw(self.name, context.key.incarnation)
         try:
             control.called(On.STOP)
@@ -163,9 +221,19 @@ class MockTransport(Transport):
         return verdict
 
 
-def _table(name: str, key: PeerKey) -> Table | None:
+def _fail(answer: Future[bytes], cause: Exception) -> None:
+    with suppress(InvalidStateError):  # it was answered in the same moment
+        answer.set_exception(cause)
+
+
+def _transport(name: str, key: PeerKey) -> MockTransport | None:
     with _lock:
-        return _tables.get((name, key.incarnation))
+        return _started.get((name, key.incarnation))
+
+
+def _table(name: str, key: PeerKey) -> Table | None:
+    found = _transport(name, key)
+    return None if found is None else found.table
 
 
 class MockEndpoint(Endpoint):
@@ -204,6 +272,7 @@ class MockEndpoint(Endpoint):
         if self._closed is not None:
             return
         self._closed = reason
+        self._transport.disconnected(self)
         try:
             self._control.called(On.CLOSE, self._name, reason)
         finally:

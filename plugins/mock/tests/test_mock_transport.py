@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
 import tent_mock
+from tent_core.descriptor import PeerKey
 from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.testing.harness import DirectPeer, Row, Side, Submitted
 from tent_core.testing.waiting import wait_until
-from tent_core.transport import Endpoint, LocalBuffer
+from tent_core.transport import EXCHANGE_LIMIT, Endpoint, LocalBuffer
 from tent_core.types import Opcode, Permission, Status
 
 KIB = 1024
@@ -402,3 +404,89 @@ def test_capabilities_are_what_a_declaration_claims() -> None:
     assert claims.capabilities.notifications
     assert claims.capabilities.largest_request == 4096
     assert claims.capabilities.memory_pairs == plain.capabilities.memory_pairs
+
+
+# -------------------------------------------------------------------- messages of the engine
+
+
+def ask(pair: Pair, message: bytes = b"hello") -> Future[bytes] | None:
+    return pair.here.transport.exchange(pair.there.segment.snapshot.key, message)
+
+
+def answered(pair: Pair, message: bytes = b"hello") -> bytes:
+    future = ask(pair, message)
+    assert future is not None
+    return future.result(0)
+
+
+def test_a_message_is_answered_by_the_engine_of_the_other_side(pair: Pair) -> None:
+    pair.there.answer = lambda peer, message: message + b" " + peer.name.encode()
+    assert answered(pair) == b"hello " + pair.here.segment.snapshot.name.encode()
+    assert pair.there.messages == [(pair.here.segment.snapshot.key, b"hello")]
+
+
+def test_a_message_goes_both_ways_while_there_is_an_endpoint_at_either_side(pair: Pair) -> None:
+    back = pair.here.segment.snapshot.key
+    assert answered(pair) == b"hello"
+    future = pair.there.transport.exchange(back, b"back")
+    assert future is not None
+    assert future.result(0) == b"back"
+    pair.endpoint.close("the test says so")
+    assert ask(pair) is None
+    assert pair.there.transport.exchange(back, b"back") is None
+
+
+def test_a_message_beyond_the_limit_is_refused(pair: Pair) -> None:
+    assert len(answered(pair, bytes(EXCHANGE_LIMIT))) == EXCHANGE_LIMIT
+    with pytest.raises(TransportError, match="beyond"):
+        ask(pair, bytes(EXCHANGE_LIMIT + 1))
+
+
+def test_what_the_engine_refuses_fails_the_exchange(pair: Pair) -> None:
+    def refuse(peer: PeerKey, message: bytes) -> bytes:
+        raise TransportError("no message of mine")
+
+    pair.there.answer = refuse
+    with pytest.raises(TransportError, match="no message of mine"):
+        answered(pair)
+
+
+def test_a_script_refuses_fails_drops_and_doubles_messages(pair: Pair) -> None:
+    control = pair.control
+    for do in ("refuse", "fail", "drop", "twice"):
+        control.plan(do, on="exchange", at=1)
+        future = ask(pair, do.encode())
+        if do == "refuse":
+            assert future is None
+            continue
+        assert future is not None
+        if do == "fail":
+            assert isinstance(future.exception(0), TransportError)
+        assert future.done() == (do != "drop")
+    arrived = [message for _, message in pair.there.messages]
+    assert arrived == [b"drop", b"twice", b"twice"]
+
+
+def test_a_delayed_message_arrives_late_and_one_that_hangs_when_it_is_released(
+    pair: Pair,
+) -> None:
+    pair.control.plan("delay", on="exchange", at=1, seconds=2)
+    pair.control.plan("hang", on="exchange", at=2)
+    late, held = ask(pair, b"late"), ask(pair, b"held")
+    assert late is not None
+    assert held is not None
+    pair.control.advance(1)
+    assert not late.done()
+    pair.control.advance(1)
+    assert late.result(0) == b"late"
+    assert pair.control.release() == 1
+    assert held.result(0) == b"held"
+
+
+def test_a_message_in_the_air_fails_when_the_transport_stops(pair: Pair) -> None:
+    pair.control.plan("hang", on="exchange")
+    held = ask(pair)
+    pair.here.transport.stop()
+    assert held is not None
+    with pytest.raises(TransportError, match="stopped"):
+        held.result(0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import secrets
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tent_core.errors import TransportError
@@ -13,7 +15,7 @@ from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Nic
 from tent_rdma.settings import PoolSettings, Settings
 from tent_rdma.verbs import QueuePair, Route, VerbsError
-from tent_rdma.wire import Close, Closed, NicAddress, Open, Opened, Ready, decode
+from tent_rdma.wire import NicAddress, Open, Opened, Ready, decode
 
 if TYPE_CHECKING:
     from tent_rdma.paths import Paths
@@ -57,11 +59,20 @@ def psn() -> int:
     return secrets.randbits(24)
 
 
+def _room(lane: Lane) -> int:
+    return 0 if lane.broken else lane.free
+
+
+_LEAST_S = 0.1
+"""How long a thread that destroys a connection waits at least for another that makes or destroys it."""
+
+
 class Connection:
-    """The initiator's end, between a NIC here and one of the peer's. Thread-safe; its lock is a leaf.
+    """The initiator's end, between a NIC here and one of the peer's. Thread-safe.
 
     `open` and `destroy` wait, and are called from a worker (or from whoever closes the endpoint); the rest
-    returns at once.
+    returns at once. Locks: `_verbs`, held while queue pairs are made, connected or destroyed, but not while
+    the peer is asked; then the lanes', then `_drained`, a leaf.
     """
 
     def __init__(
@@ -71,7 +82,7 @@ class Connection:
         remote: NicAddress,
         remote_index: int,
         rail: int,
-        pool: PoolSettings,
+        pool_name: str,
         settings: Settings,
         exchange: Exchange,
     ) -> None:
@@ -80,15 +91,20 @@ class Connection:
         self.nic = nic
         self.remote = remote
         self.rail = rail
-        self.pool = pool
+        self.pool_name = pool_name
+        self.pool = settings.pools.get(pool_name) or PoolSettings()
         self.state = State.UNINIT
         self.lanes: list[Lane] = []
+        """Those with a queue pair; one that cannot be destroyed stays."""
+        self.asked = False
+        """Whether the peer was asked for its end, so that there may be one."""
         self._remote_index = remote_index
         self._settings = settings
         self._exchange = exchange
         self._undrained: set[Lane] = set()
+        self._left: list[Run] = []
         self._drained = threading.Condition()
-        self._destroying = threading.Lock()
+        self._verbs = threading.Lock()
 
     def __str__(self) -> str:
         return f"connection {self.id:x} from {self.nic.name} to {self.remote.name} of the peer"
@@ -103,47 +119,67 @@ class Connection:
         if not self._advance(State.UNINIT, State.HANDSHAKING):
             raise TransportError(f"{self} was given up before it was made")
         try:
-            self._open()
-            if not self._advance(State.HANDSHAKING, State.READY):
-                raise TransportError(f"{self} was given up while it was made")
+            own = self._make()
+            answer = self._ask(own)
+            self._connect(own, answer)
         except BaseException:
             self.destroy(0)
             raise
 
-    def _open(self) -> None:
-        nic, settings = self.nic, self._settings
+    def _make(self) -> list[Ready]:
         own = []
         for _ in range(self.pool.queue_pairs):
-            queue_pair = nic.device.queue_pair(
-                nic.chosen.port, nic.queue, nic.queue, send_depth=settings.send_depth + 1
-            )
-            self._add(queue_pair)
+            with self._verbs:
+                self._must_be_wanted()
+                queue_pair = self._queue_pair()
             own.append(Ready(number=queue_pair.number, psn=psn()))
+        return own
+
+    def _ask(self, own: list[Ready]) -> list[Ready]:
         asked = Open(
             connection=self.id,
             nic=self._remote_index,
-            sender=nic.address,
+            sender=self.nic.address,
             service_level=self.pool.service_level,
             traffic_class=self.pool.traffic_class,
             queue_pairs=own,
         )
-        answer = decode(Opened, self._exchange(asked.encode(), settings.connect_timeout))
+        self.asked = True
+        answer = decode(Opened, self._exchange(asked.encode(), self._settings.connect_timeout))
         if len(answer.queue_pairs) != len(own):
             raise TransportError(
                 f"{self}: the peer made {len(answer.queue_pairs)} queue pairs of {len(own)}"
             )
-        for lane, mine, other in zip(self.lanes, own, answer.queue_pairs, strict=True):
-            lane.queue_pair.connect(route(nic, self.remote, other, self.pool, settings), mine.psn)
+        return answer.queue_pairs
 
-    def _add(self, queue_pair: QueuePair) -> None:
-        if not self.nic.take_credits(1):  # for its drain marker
-            queue_pair.close()
-            raise TransportError(
-                f"{self.nic.name} has no room for completions of another queue pair"
+    def _connect(self, own: list[Ready], others: list[Ready]) -> None:
+        with self._verbs:
+            self._must_be_wanted()
+            for lane, mine, other in zip(self.lanes, own, others, strict=True):
+                way = route(self.nic, self.remote, other, self.pool, self._settings)
+                lane.queue_pair.connect(way, mine.psn)
+            if not self._advance(State.HANDSHAKING, State.READY):
+                self._must_be_wanted()
+
+    def _must_be_wanted(self) -> None:
+        if self.state is not State.HANDSHAKING:
+            raise TransportError(f"{self} was given up while it was made")
+
+    def _queue_pair(self) -> QueuePair:
+        nic, depth = self.nic, self._settings.send_depth
+        if not nic.take_marker():
+            raise TransportError(f"{nic.name} has no room for completions of another queue pair")
+        try:
+            made = nic.device.queue_pair(
+                nic.chosen.port, nic.queue, nic.queue, send_depth=depth + 1
             )
-        lane = Lane(self, queue_pair, self._settings.send_depth)
+        except BaseException:
+            nic.give_marker()
+            raise
+        lane = Lane(self, made, depth)
         self.lanes.append(lane)
-        self.nic.add_lane(lane)
+        nic.add_lane(lane)
+        return made
 
     # ---------------------------------------------------------------- used
 
@@ -152,12 +188,24 @@ class Connection:
         """Whether work is outstanding, or it is being made."""
         return self.state is State.HANDSHAKING or any(lane.busy for lane in self.lanes)
 
-    def roomiest(self) -> Lane:
-        """The lane with the most room."""
-        lanes = self.lanes
-        return lanes[0] if len(lanes) == 1 else max(lanes, key=lambda lane: lane.free)
+    def roomiest(self) -> Lane | None:
+        """The lane with the most room; None if there is none at all."""
+        lane: Lane | None = max(self.lanes, key=_room, default=None)
+        return lane if lane is not None and _room(lane) > 0 else None
 
     # ---------------------------------------------------------------- ended
+
+    def retire(self) -> bool:
+        """Break it off if it is ready and nothing is under way, else leave it as it is."""
+        with ExitStack() as locks:
+            lanes = list(self.lanes)
+            for lane in lanes:
+                locks.enter_context(lane.lock)
+            if any(lane.busy for lane in lanes) or not self._advance(State.READY, State.DESTROYING):
+                return False
+            for lane in lanes:
+                lane.broken = True
+        return True
 
     def break_off(self) -> bool:
         """Post no more and let what is under way end. False when that was done before."""
@@ -165,12 +213,19 @@ class Connection:
             if self.state >= State.DESTROYING:
                 return False
             self.state = State.DESTROYING
-            self._undrained = set(self.lanes)
-        for lane in self.lanes:
+            lanes = list(self.lanes)
+            self._undrained = set(lanes)
+        waits = False
+        for lane in lanes:
             try:
-                lane.break_off()
+                if lane.break_off() and self.nic.hears:
+                    waits = True
+                    continue
             except VerbsError:
-                self.drained(lane)  # destroying the queue pair ends what is under way as well
+                pass  # destroying the queue pair ends what is under way as well
+            self.drained(lane)
+        if waits:
+            self.nic.arm()
         return True
 
     def drained(self, lane: Lane) -> None:
@@ -179,38 +234,49 @@ class Connection:
             self._undrained.discard(lane)
             self._drained.notify_all()
 
-    def destroy(self, timeout: float) -> list[Run]:
-        """Destroy the queue pairs, once they are drained or after `timeout` seconds; what did not end well.
+    def destroy(self, timeout: float) -> bool:
+        """Destroy the queue pairs, once they are drained or after `timeout` seconds; whether all are.
 
-        Waits for another thread that is at it, and answers nothing then. A queue pair that cannot be
-        destroyed stays in `lanes`: it may be asked again. The peer's end is not told.
+        If not, it may be asked again: one could not be destroyed and stays in `lanes`, or another thread is
+        at it. What did not end well is had from `take_back`. The peer's end is not told.
         """
+        deadline = time.monotonic() + timeout
         self.break_off()
         with self._drained:
             self._drained.wait_for(lambda: not self._undrained, timeout)
-        with self._destroying:
-            runs: list[Run] = []
-            stuck = []
-            for lane in self.lanes:
+        if not self._verbs.acquire(timeout=max(deadline - time.monotonic(), _LEAST_S)):
+            return False
+        freed = 0
+        try:
+            for lane in list(self.lanes):
                 self.nic.discard_lane(lane)
                 try:
                     lane.close()
                 except VerbsError:
-                    stuck.append(lane)
-                left = lane.take_back()
-                self.nic.give_credits(1 + sum(run.stop - run.start for run in left))
-                runs += left
-            self.lanes = stuck
+                    continue
+                freed += self._empty(lane)
+                self.lanes.remove(lane)
+                self.nic.give_marker()
             self.state = State.DESTROYED
-        self.nic.resume_starved()
-        return runs
+            return not self.lanes
+        finally:
+            self._verbs.release()
+            self.nic.give_credits(freed)
 
-    def confirm(self, timeout: float) -> None:
-        """Have the peer destroy its end: nothing that was sent can be written there afterwards.
+    def take_back(self) -> list[Run]:
+        """What did not end well, once: each is answered to one caller. For when it is destroyed, or given up
+        on."""
+        self.nic.give_credits(sum(self._empty(lane) for lane in list(self.lanes)))
+        with self._drained:
+            left, self._left = self._left, []
+        return left
 
-        Raises TransportError when that cannot be said.
-        """
-        decode(Closed, self._exchange(Close(connections=[self.id]).encode(), timeout))
+    def _empty(self, lane: Lane) -> int:
+        """Keep what is outstanding on a lane for `take_back`; how many work requests that were."""
+        runs = lane.take_back()
+        with self._drained:
+            self._left += runs
+        return sum(run.stop - run.start for run in runs)
 
     def _advance(self, old: State, new: State) -> bool:
         with self._drained:

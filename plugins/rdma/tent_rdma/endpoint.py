@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
-from tent_core.types import Opcode
+from tent_core.types import Opcode, Status
 from tent_core.work import Requests, Work
+from tent_rdma.connection import Connection
 from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Nic
 from tent_rdma.paths import DEFAULT_POOL, Loss, NoRail, Paths, Shared
@@ -19,10 +20,13 @@ from tent_rdma.remote_keys import NAME, RemoteKeys
 from tent_rdma.slicing import Rule
 from tent_rdma.transfer import Prepared, Transfer, prepare
 from tent_rdma.verbs import VerbsError
+from tent_rdma.waiting import Waiting
 from tent_rdma.wire import SegmentAttribute, decode
+from tent_rdma.workers import within
 
-CLOSE_S = 0.8
-"""Within which a closing endpoint lets what is under way end; the contract gives it a second."""
+CLOSE_S, VERBS_S = 0.7, 0.2
+"""Seconds in which a closing endpoint lets what is under way end, and then for verbs that destroy; the
+contract gives it a second."""
 
 
 class RdmaEndpoint(Endpoint):
@@ -46,7 +50,10 @@ class RdmaEndpoint(Endpoint):
         self._group = settings.group
         self._spin = settings.spin / 1e6
         self._lock = threading.Lock()
-        self._waiting: deque[Transfer] = deque()
+        self._waiting = Waiting()
+        self._timer = math.inf
+        """When `_expire` is called, or before."""
+        self._leaving: list[Connection] = []
         self._posting = False
         self._post_again = False
         self._closed: str | None = None
@@ -58,29 +65,56 @@ class RdmaEndpoint(Endpoint):
         with self._lock:
             if self._closed is not None:
                 raise TransportError(f"rdma to {self._peer.key} is closed: {self._closed}")
-            self._waiting.append(transfer)
+            self._waiting.add(transfer)
         self._post()
         if work.may_block:
             self._look_for(work)
         if not work.finished:
             self._arm()
+            if work.deadline < self._timer and transfer in self._waiting:
+                self._set_timer(work.deadline)
 
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         self._keys.refresh(new)
 
     def close(self, reason: str) -> None:
+        self.stop_posting(reason)
+        if self._leaving:
+            deadline = time.monotonic() + CLOSE_S
+            within(CLOSE_S + VERBS_S, "tent-rdma-closing", lambda: self.destroy(deadline))
+        self.settle()
+
+    def stop_posting(self, reason: str) -> None:
+        """The first step of closing: fail what waits, let what is under way end. Returns at once."""
         with self._lock:
             if self._closed is not None:
                 return
             self._closed = reason
-            waiting, self._waiting = list(self._waiting), deque()
-        cause = TransportError(f"rdma to {self._peer.key} was closed: {reason}")
-        for transfer in waiting:
-            for start, stop in transfer.take_all():
-                transfer.fail(start, stop, cause, fenced=True)
-        for run in self.paths.close(CLOSE_S):
-            run.transfer.fail(run.start, run.stop, cause, fenced=_harmless(run))
+            lots = self._take_away(self._waiting.all())
+        self._fail_lots(lots, self._closing())
+        leaving = self.paths.close()
+        with self._lock:
+            self._leaving += leaving
+
+    def destroy(self, deadline: float) -> None:
+        """The second: destroy the connections, as soon as nothing is under way, or at `deadline` on the
+        monotonic clock. A verb may hold it up."""
+        self.paths.destroy(self._leaving, deadline)
+
+    def settle(self) -> None:
+        """The last: report what had not ended, also where the second step was held up. Idempotent."""
+        with self._lock:
+            leaving, self._leaving = self._leaving, []
+        cause = self._closing()
+        for connection in leaving:
+            for run in connection.take_back():
+                harmless = run.transfer.opcode is Opcode.READ and not connection.lanes
+                run.transfer.fail(run.start, run.stop, cause, fenced=harmless)
+        self._shared.at(self, math.inf, self._expire)
         self._on_close(self)
+
+    def _closing(self) -> TransportError:
+        return TransportError(f"rdma to {self._peer.key} was closed: {self._closed}")
 
     def holdings(self) -> Mapping[str, int]:
         return self.paths.holdings()
@@ -140,21 +174,22 @@ class RdmaEndpoint(Endpoint):
     def _post_one(self) -> bool:
         """Post the next run; False when nothing waits, or nothing can be posted now."""
         with self._lock:
-            transfer = self._waiting[0] if self._waiting else None
-            if transfer is None:
-                return False
+            heads = self._waiting.heads()
+        return any(self._post_from(transfer) for transfer in heads)
+
+    def _post_from(self, transfer: Transfer) -> bool:
+        """Post the next run of a transfer; False when that is not possible now."""
+        with self._lock:
+            if not self._waiting.is_head(transfer):
+                return True  # closed, or another came before it: look again
             count = min(-(-transfer.waiting // self.paths.primary), self._group)
             length = transfer.size(count)
         try:
             found = self.paths.lane_for(transfer, length)
         except NoRail as error:
             with self._lock:
-                left = []
-                if self._waiting and self._waiting[0] is transfer:
-                    self._waiting.popleft()
-                    left = transfer.take_all()
-            for start, stop in left:
-                transfer.fail(start, stop, error, fenced=True)
+                lots = self._take_away([transfer])
+            self._fail_lots(lots, error)
             return True
         if found is None:
             return False
@@ -164,14 +199,16 @@ class RdmaEndpoint(Endpoint):
         if not credits:
             return False
         with self._lock:
-            if not self._waiting or self._waiting[0] is not transfer:  # closed meanwhile
-                nic.give_credits(credits)
-                return True
-            start, stop = transfer.take(credits)
-            if not transfer.waiting:
-                self._waiting.popleft()
+            if not self._waiting.is_head(transfer):
+                start = stop = 0
+            else:
+                start, stop = transfer.take(credits)
+                self._waiting.served(transfer)
+                if not transfer.waiting:
+                    self._waiting.discard(transfer)
         nic.give_credits(credits - (stop - start))
-        self._post_run(transfer, start, stop, rail, lane)
+        if stop > start:
+            self._post_run(transfer, start, stop, rail, lane)
         return True
 
     def _post_run(self, transfer: Transfer, start: int, stop: int, rail: int, lane: Lane) -> None:
@@ -191,39 +228,90 @@ class RdmaEndpoint(Endpoint):
 
     def _again(self, runs: Collection[Run]) -> None:
         """Runs wait once more, before all others; the first of them first."""
-        closed: str | None
         with self._lock:
-            closed = self._closed
-            if closed is None:
+            closed = self._closed is not None
+            if not closed:
                 for run in reversed(list(runs)):
                     run.transfer.put_back(run.start, run.stop)
-                    if run.transfer not in self._waiting:
-                        self._waiting.appendleft(run.transfer)
-        if closed is not None:
-            cause = TransportError(f"rdma to {self._peer.key} was closed: {closed}")
+                    self._waiting.add_first(run.transfer)
+        if closed:
+            cause = self._closing()
             for run in runs:
                 run.transfer.fail(run.start, run.stop, cause, fenced=True)
+
+    def _take_away(self, transfers: Sequence[Transfer]) -> list[tuple[Transfer, int, int]]:
+        """What of transfers waits, which will not be posted any more. With the lock held."""
+        lots = []
+        for transfer in transfers:
+            if transfer in self._waiting:
+                self._waiting.discard(transfer)
+                lots += [(transfer, start, stop) for start, stop in transfer.take_all()]
+        return lots
+
+    def _fail_lots(
+        self,
+        lots: Sequence[tuple[Transfer, int, int]],
+        cause: TransportError,
+        status: Status = Status.FAILED,
+    ) -> None:
+        for transfer, start, stop in lots:
+            transfer.fail(start, stop, cause, fenced=True, status=status)
 
     # ---------------------------------------------------------------- losing
 
     def _lost(self, loss: Loss) -> None:
         """A connection failed, or could not be made. In a worker."""
         again = []
+        why = str(loss.cause)
         for run in loss.runs:
             if run is loss.culprit:
-                run.transfer.fail(run.start, run.stop, loss.cause, fenced=True)
-            elif not loss.confirmed and not _harmless(run):
+                run.transfer.fail(run.start, run.stop, loss.cause, fenced=loss.harmless(run))
+            elif not loss.harmless(run):
                 run.transfer.fail(run.start, run.stop, loss.cause, fenced=False)
             else:
                 if loss.culprit is None:
-                    run.transfer.excluded.add(loss.rail)
+                    self.paths.exclude(run.transfer, loss.rail, why)
                 again.append(run)
-        if not loss.runs:
+        if not loss.runs:  # it failed before anything was under way: for what waited for it
             with self._lock:
-                for transfer in self._waiting:
-                    transfer.excluded.add(loss.rail)
+                for transfer in self._waiting.all():
+                    if transfer.pool == loss.pool:
+                        self.paths.exclude(transfer, loss.rail, why)
+                self._waiting.sort_again()
         self._again(again)
         self.resume()
+
+    def ports_changed(self) -> None:
+        """A port here went up or down."""
+        self.paths.ports_changed()
+        self.resume()
+
+    # ---------------------------------------------------------------- deadlines
+
+    def _set_timer(self, when: float) -> None:
+        with self._lock:
+            if when >= self._timer:
+                return
+            self._timer = when
+        self._shared.at(self, when, self._expire)
+
+    def _expire(self) -> None:
+        """Give up what has waited past its deadline; what is posted ends by itself, at the latest when its
+        retries are used up."""
+        now = time.monotonic()
+        with self._lock:
+            expired = [t for t in self._waiting.all() if t.work.deadline <= now]
+            lots = self._take_away(expired)
+            self._timer = math.inf
+            when = self._waiting.deadline()
+        if lots:
+            cause = TransportError(
+                f"the deadline passed before it could be posted to {self._peer.key}: "
+                f"{self.paths.describe()}"
+            )
+            self._fail_lots(lots, cause, Status.TIMEOUT)
+        if when < math.inf:
+            self._set_timer(when)
 
     # ---------------------------------------------------------------- waiting
 
@@ -240,9 +328,3 @@ class RdmaEndpoint(Endpoint):
         nics: set[Nic] = self.paths.nics()
         for nic in nics:
             nic.arm()
-
-
-def _harmless(run: Run) -> bool:
-    """Whether a failed attempt can do no harm once its queue pair here is destroyed: a READ, since nothing
-    is written to local memory any more."""
-    return run.transfer.opcode is Opcode.READ

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from tent_rdma.connection import Connection
     from tent_rdma.transfer import Transfer
 
-_MARKER = (1 << 64) - 1
+_SERIALS = itertools.count(1)
+_POSTS = 1 << 40
+"""Identifiers of each lane. Those of one that was destroyed may still wait in the completion queue when the
+device gives its number to another queue pair: they must not be taken for that one's."""
 _NOTHING = np.zeros((1, 5), np.uint64)
 
 
@@ -55,17 +59,20 @@ class Lane:
         self.free = depth
         """Work requests that can still be posted."""
         self._outstanding: deque[tuple[int, Run]] = deque()
-        self._sequence = 0
+        self._first = next(_SERIALS) % (1 << 24) * _POSTS
+        self._sequence = self._first
+        self._marker = self._first + _POSTS - 1
         self.broken = False
         """It is in error, or was broken off: nothing can be posted any more."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Guards the lane. Its connection takes those of all its lanes, to see whether all are idle."""
 
     def post(self, opcode: Opcode, columns: Columns, run: Run) -> bool:
         """Post a run; False when the queue pair is broken. The caller has seen that `free` is enough.
 
         Raises VerbsError, and then nothing was posted.
         """
-        with self._lock:
+        with self.lock:
             if self.broken:
                 return False
             sequence = self._sequence
@@ -78,9 +85,11 @@ class Lane:
     def completed(self, completion: Completion, ended: list[Run]) -> Health:
         """Take a completion; the runs that ended well are appended to `ended`."""
         wr_id, status = completion.wr_id, completion.status
-        if wr_id == _MARKER:
+        if not self._first <= wr_id <= self._marker:
+            return Health.FINE
+        if wr_id == self._marker:
             return Health.DRAINED
-        with self._lock:
+        with self.lock:
             if status == SUCCESS:
                 outstanding = self._outstanding
                 while outstanding and outstanding[0][0] <= wr_id:
@@ -92,27 +101,31 @@ class Lane:
             self.broken = True
         return Health.BROKEN if first else Health.FINE
 
-    def break_off(self) -> None:
-        """Post no more, let what is under way end, and ask to be told when it has (`Health.DRAINED`).
+    def break_off(self) -> bool:
+        """Post no more, let what is under way end, and ask to be told when it has (`Health.DRAINED`); False
+        when nothing is.
 
         Raises VerbsError when the device does not take it: then only destroying the queue pair helps.
         """
-        with self._lock:
+        with self.lock:
             self.broken = True
+            if not self._outstanding:
+                return False
             self.queue_pair.to_error()
             # The queue is worked off in order: the end of this one is the end of all (as ib_drain_sq has it).
-            self.queue_pair.post(Opcode.WRITE, _NOTHING, _MARKER)
+            self.queue_pair.post(Opcode.WRITE, _NOTHING, self._marker)
+            return True
 
     def take_back(self) -> list[Run]:
         """What did not end well, in order; once it is drained or destroyed."""
-        with self._lock:
+        with self.lock:
             runs = [run for _, run in self._outstanding]
             self._outstanding.clear()
         return runs
 
     def oldest(self) -> Run | None:
         """What is outstanding for the longest time: the first error of a queue pair is about this one."""
-        with self._lock:
+        with self.lock:
             return self._outstanding[0][1] if self._outstanding else None
 
     @property

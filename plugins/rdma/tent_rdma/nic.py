@@ -9,11 +9,14 @@ from typing import Protocol
 
 from tent_rdma.devices import ChosenDevice
 from tent_rdma.lane import Health, Lane, Run
-from tent_rdma.verbs import Completion, CompletionQueue, Event, Verbs
+from tent_rdma.verbs import Completion, CompletionQueue, Event, Verbs, VerbsError
 from tent_rdma.wire import NicAddress
 
 COMPLETIONS = 16384
-"""Work requests under way on one NIC at most, since a completion queue that overflows is lost."""
+"""Entries of a NIC's completion queue, which is lost when it overflows: so many work requests are under way
+at most, and drain markers, one for each queue pair, for which a quarter is kept apart."""
+
+_OF_THE_PORT = (Event.PORT_ACTIVE, Event.PORT_DOWN, Event.ADDRESS_CHANGED)
 
 BATCH = 64
 """Completions taken at a time."""
@@ -34,13 +37,16 @@ class Listeners:
     ended: Callable[[list[Run]], None]
     broken: Callable[[Lane, Completion], None]
     port: Callable[[Nic], None]
+    lost: Callable[[Nic, VerbsError], None]
+    """Its completion queue or its events cannot be read any more."""
 
 
 class Nic:
     """One device of this engine. Thread-safe.
 
     Completions are taken by whoever comes first, a thread that waits for its own transfer or the poller;
-    nobody waits for the other. Locks: `_polling` (never waited for), then a lane's, and `_lock`, a leaf.
+    nobody waits for the other. Locks: `_polling` (held only while completions are taken, never while anybody
+    is told), then a lane's, and `_lock`, a leaf.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Nic:
         self._lanes: dict[int, Lane] = {}
         self._starved: set[Waiter] = set()
         self._armed = False
+        self._deaf = False
         self.dead = False
         self.device = verbs.open(chosen.name)
         try:
@@ -64,9 +71,11 @@ class Nic:
         except BaseException:
             self.device.close()
             raise
-        self._credits = min(COMPLETIONS, self.device.limits.max_completions)
+        depth = min(COMPLETIONS, self.device.limits.max_completions)
+        self._markers = depth // 4
+        self._credits = depth - self._markers
         try:
-            self.queue: CompletionQueue = self.device.completion_queue(self._credits, self.channel)
+            self.queue: CompletionQueue = self.device.completion_queue(depth, self.channel)
         except BaseException:
             self.channel.close()
             self.device.close()
@@ -90,6 +99,11 @@ class Nic:
         """Whether its port is up and the device is well."""
         return self.port.active and not self.dead
 
+    @property
+    def hears(self) -> bool:
+        """Whether its completions can still be taken."""
+        return not self._deaf
+
     # ---------------------------------------------------------------- lanes
 
     def take_credits(self, count: int, waiter: Waiter | None = None) -> int:
@@ -103,17 +117,27 @@ class Nic:
             return taken
 
     def give_credits(self, count: int) -> None:
-        """What was taken has completed, or was not needed."""
-        with self._lock:
-            self._credits += count
-
-    def resume_starved(self) -> None:
-        """Credits were given: have those that found none look again."""
-        if self._starved:
+        """What was taken has completed, or was not needed; those that found none look again."""
+        if count:
             with self._lock:
+                self._credits += count
                 starved, self._starved = self._starved, set()
             for waiter in starved:
                 waiter.resume()
+
+    def take_marker(self) -> bool:
+        """Room in the completion queue for the drain marker of one more queue pair."""
+        with self._lock:
+            self._markers -= 1
+            if self._markers >= 0:
+                return True
+            self._markers += 1
+            return False
+
+    def give_marker(self) -> None:
+        """A queue pair was destroyed."""
+        with self._lock:
+            self._markers += 1
 
     def add_lane(self, lane: Lane) -> None:
         """From now on completions of its queue pair are its own."""
@@ -133,28 +157,30 @@ class Nic:
     # ---------------------------------------------------------------- completions
 
     def reap(self) -> int:
-        """Take what has completed and tell the listeners; how many there were, 0 if another thread is at it.
-
-        Raises VerbsError when the queue is lost.
-        """
-        if not self._polling.acquire(blocking=False):
+        """Take what has completed and tell the listeners; how many there were, 0 if another thread does."""
+        if self._deaf or not self._polling.acquire(blocking=False):
             return 0
         return self._take()
 
     def arm(self) -> None:
-        """See to it that the poller wakes at the next completion, unless it was seen to already.
-
-        Raises VerbsError when the queue is lost.
-        """
-        if self._armed:
+        """See to it that the poller wakes at the next completion, unless it was seen to already."""
+        if self._armed or self._deaf:
             return
+        failure: VerbsError | None = None
         with self._polling:
             if not self._armed:
-                self.queue.arm()
-                self._armed = True
-        while True:  # what completed before it was armed wakes nobody
+                try:
+                    self.queue.arm()
+                except VerbsError as error:
+                    failure = error
+                else:
+                    self._armed = True
+        if failure is not None:
+            self.lost(failure)
+            return
+        while not self._deaf:  # what completed before it was armed wakes nobody
             self._polling.acquire()
-            if not self._take():
+            if self._take() < BATCH:
                 return
 
     def _take(self) -> int:
@@ -162,6 +188,7 @@ class Nic:
         ended: list[Run] = []
         broken: list[tuple[Lane, Completion]] = []
         drained: list[Lane] = []
+        failure: VerbsError | None = None
         try:
             completions = self.queue.poll(BATCH)
             for completion in completions:
@@ -173,17 +200,30 @@ class Nic:
                     broken.append((lane, completion))
                 elif health is Health.DRAINED:
                     drained.append(lane)
+        except VerbsError as error:
+            failure = error
         finally:
             self._polling.release()
+        if failure is not None:
+            self.lost(failure)
+            return 0
         if ended:
+            # Those that found no room come first: the ones that had some would take it again.
             self.give_credits(sum(run.stop - run.start for run in ended))
             self._listeners.ended(ended)
-            self.resume_starved()
         for lane, completion in broken:
             self._listeners.broken(lane, completion)
         for lane in drained:
             lane.connection.drained(lane)
         return len(completions)
+
+    def lost(self, error: VerbsError) -> None:
+        """Its completions, or its events, cannot be read any more: it is not used from now on."""
+        with self._lock:
+            first = not self._deaf
+            self._deaf = self.dead = True
+        if first:
+            self._listeners.lost(self, error)
 
     @property
     def busy(self) -> bool:
@@ -198,15 +238,18 @@ class Nic:
     # ---------------------------------------------------------------- events
 
     def take_event(self) -> Event:
-        """The device has something to say: take it, and tell the listener if it is about the port."""
+        """The device has something to say: take it. `tell` the listeners then. Raises VerbsError."""
         event = self.device.next_event()
         if event is Event.FATAL:
             self.dead = True
-        if event in (Event.PORT_ACTIVE, Event.PORT_DOWN, Event.ADDRESS_CHANGED, Event.FATAL):
-            if not self.dead:
-                self.port = self.device.port(self.chosen.port)
-            self._listeners.port(self)
+        elif event in _OF_THE_PORT and not self.dead:
+            self.port = self.device.port(self.chosen.port)
         return event
+
+    def tell(self, event: Event) -> None:
+        """Tell the listener of an event that was taken, if it is about the port or all of the device."""
+        if event is Event.FATAL or event in _OF_THE_PORT:
+            self._listeners.port(self)
 
     def close(self) -> None:
         """Close all that is open; every lane and registration must be gone. Raises VerbsError."""

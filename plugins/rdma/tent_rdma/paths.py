@@ -12,22 +12,23 @@ from typing import Any
 from tent_core.errors import TransportError, Unreachable
 from tent_core.topology import Topology
 from tent_core.transport import Peer
+from tent_core.types import Opcode
 from tent_rdma.connection import Connection, State
 from tent_rdma.devices import pair, ranks
 from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Nic
 from tent_rdma.rails import Rails
 from tent_rdma.registrations import Registrations
-from tent_rdma.settings import PoolSettings, Settings
+from tent_rdma.settings import Settings
 from tent_rdma.store import Stores
-from tent_rdma.transfer import Transfer
+from tent_rdma.transfer import Exclusion, Transfer
 from tent_rdma.verbs import STATUS_NAMES, Completion
-from tent_rdma.wire import NicAddress
+from tent_rdma.wire import Close, Closed, NicAddress, decode
 
 DEFAULT_POOL = "default"
 OWN_FAULT = frozenset({1, 4, 8, 9, 10, 11})
-"""Statuses that are the request's fault and not the rail's: its key, its range, its permission. Not 2, a local
-queue pair operation error: soft-RoCE says it of a port that is down."""
+"""Statuses that are the request's fault and not the rail's: its key, its range, its permission. Not 2, a
+local queue pair operation error: soft-RoCE says it of a port that is down."""
 
 
 class NoRail(TransportError):
@@ -36,14 +37,21 @@ class NoRail(TransportError):
 
 @dataclass(frozen=True)
 class Shared:
-    """What the endpoints of one engine share. `work(call)` runs it in a worker, for what waits."""
+    """What the endpoints of one engine share.
+
+    `connect(call)` and `recover(call)` run it in workers, for what waits: of different ones, so that peers
+    that do not answer cannot keep others from recovering. `at(owner, when, call)` runs it on a poller's
+    thread once time.monotonic() is `when`, never if that is infinite; of each owner only the last counts.
+    """
 
     nics: Sequence[Nic]
     topology: Topology
     settings: Settings
     registrations: Registrations
     stores: Stores
-    work: Callable[[Callable[[], None]], None]
+    connect: Callable[[Callable[[], None]], bool]
+    recover: Callable[[Callable[[], None]], bool]
+    at: Callable[[object, float, Callable[[], None]], None]
     log: Any
 
 
@@ -62,19 +70,27 @@ class Loss:
     """A connection failed: what had not ended well on it, in order, and what may be done about it."""
 
     rail: int
+    pool: str
     runs: list[Run]
     cause: TransportError
     culprit: Run | None
     """The run that is to blame itself, so that no other rail would help it."""
     confirmed: bool
     """The peer has destroyed its end: nothing of these runs can be written any more."""
+    destroyed: bool
+    """Its queue pairs here are: nothing is written here any more."""
+
+    def harmless(self, run: Run) -> bool:
+        """Whether no byte of the run can be moved any more."""
+        return self.confirmed or (run.transfer.opcode is Opcode.READ and self.destroyed)
 
 
 class Paths:
-    """Thread-safe. Its lock is a leaf; no verb and no peer is called under it.
+    """Thread-safe. Its lock comes before that of the stores; no verb and no peer is called under it.
 
     `changed()` is called when there may be a lane where there was none; `lost(loss)` when a connection
-    failed and is destroyed; both from a worker.
+    failed and is destroyed, or could not be made; both from a worker. What was under way on a connection is
+    reported by one thread only: the one that takes it out of `_ending`, or `close`.
     """
 
     def __init__(
@@ -98,11 +114,18 @@ class Paths:
         self._penalties: dict[tuple[str, str], tuple[float, ...]] = {}
         self._lock = threading.Lock()
         self._connections: dict[tuple[int, str], Connection] = {}
-        self._connecting: set[tuple[int, str]] = set()
-        self._ending: dict[Connection, list[Run]] = {}
-        """Those that failed and are on their way out, with what was under way once that is known."""
+        self._connecting: dict[tuple[int, str], Connection | None] = {}
+        """Those that are asked for, with the one that is being made."""
+        self._ending: set[Connection] = set()
+        """Those that failed and are on their way out."""
+        self._unconfirmed: set[int] = set()
+        """Those of which the peer may keep an end, by their identifiers."""
         self._troubles: dict[int, str] = {}
         """Why the last use of a rail failed."""
+        self._down: set[int] = set()
+        """Rails whose port here is down."""
+        self._returns = [0] * len(self.rails)
+        """How often each came back."""
         self._closed = False
         self.ports_changed()
 
@@ -118,12 +141,12 @@ class Paths:
 
         Raises NoRail when nothing will help.
         """
-        now = time.monotonic()
         penalties = self._penalties_of(transfer)
         with self._lock:
             waits = False
+            now = time.monotonic()
             for spare in (False, True):
-                skip = set(transfer.excluded)
+                skip = self._excluded(transfer)
                 while not self._closed:
                     index = self._health.choose(
                         length, now, partial(self._fits, transfer, spare), skip, penalties
@@ -137,7 +160,7 @@ class Paths:
                         self._begin(key)
                     elif connection.state is State.READY:
                         lane = connection.roomiest()
-                        if lane.free > 0 and not lane.broken:
+                        if lane is not None:
                             self._shared.stores.touch(connection)
                             return index, lane
                     waits = True
@@ -146,10 +169,20 @@ class Paths:
             if any(
                 connection.busy
                 for (index, _), connection in self._connections.items()
-                if index not in transfer.excluded
+                if index not in self._excluded(transfer)
             ):
                 return None  # on probation, and being tried right now
         raise NoRail(f"no rail to {self._peer.key} is left: {self.describe(transfer)}")
+
+    def exclude(self, transfer: Transfer, rail: int, why: str) -> None:
+        """The transfer does not use a rail any more, unless its port comes back."""
+        transfer.excluded[rail] = Exclusion(why, self._returns[rail])
+
+    def _excluded(self, transfer: Transfer) -> set[int]:
+        if not transfer.excluded:
+            return set()
+        returns = self._returns
+        return {i for i, e in list(transfer.excluded.items()) if e.returns == returns[i]}
 
     def _fits(self, transfer: Transfer, spare: bool, index: int) -> bool:
         rail = self.rails[index]
@@ -166,6 +199,8 @@ class Paths:
             parts = []
             for index, (rail, state) in enumerate(zip(self.rails, states, strict=True)):
                 why = self._troubles.get(index, "")
+                if transfer and index in self._excluded(transfer):
+                    why = transfer.excluded[index].why
                 if not rail.nic.usable:
                     why = f"{rail.nic.name} is down here"
                 elif transfer and transfer.devices and rail.nic.name not in transfer.devices:
@@ -203,54 +238,101 @@ class Paths:
     def _begin(self, key: tuple[int, str]) -> None:
         """Have a worker connect, unless one is at it. Under the lock."""
         if key not in self._connecting:
-            self._connecting.add(key)
-            self._shared.work(lambda: self._connect(key))
+            self._connecting[key] = None
+            self._shared.connect(partial(self._connect, *key))
 
-    def _connect(self, key: tuple[int, str]) -> None:
-        index, pool = key
+    def _connect(self, index: int, pool: str) -> None:
         rail = self.rails[index]
-        settings = self._shared.settings
-
-        def make() -> Connection:
-            connection = Connection(
-                self,
-                rail.nic,
-                self._remote[rail.remote],
-                rail.remote,
-                index,
-                settings.pools.get(pool) or PoolSettings(),
-                settings,
-                self._peer.bootstrap,
-            )
-            connection.open()
-            return connection
-
         try:
-            connection = self._shared.stores.make(rail.nic, make)
+            connection = self._shared.stores.make(rail.nic, partial(self._make, index, pool))
         except TransportError as error:
-            with self._lock:
-                self._connecting.discard(key)
-                self._troubles[index] = str(error)
-                self._health.failed(index, time.monotonic())
-            self._shared.log.warning(
-                "rdma_connect_failed",
-                peer=str(self._peer.key),
-                nic=rail.nic.name,
-                peer_nic=self._remote[rail.remote].name,
-                reason=str(error),
-            )
-            self._lost(Loss(index, [], error, None, True))
+            self._not_connected(index, pool, error)
             return
-        self._shared.stores.ready(connection)
+        except Exception as error:  # whatever the way to the peer raised, work waits for this
+            self._not_connected(index, pool, TransportError(f"cannot connect: {error!r}"))
+            raise
         with self._lock:
-            self._connecting.discard(key)
             closed = self._closed
+            self._connecting.pop((index, pool), None)
+            self._shared.stores.ready(connection)
             if not closed:
-                self._connections[key] = connection
+                self._connections[index, pool] = connection
                 self._troubles.pop(index, None)
         if closed:
-            self._let_go(connection)
+            self._let_go(connection, 0)
+            return
         self._changed()
+        self._sweep()  # it answers
+
+    def _make(self, index: int, pool: str) -> Connection:
+        rail = self.rails[index]
+        connection = Connection(
+            self,
+            rail.nic,
+            self._remote[rail.remote],
+            rail.remote,
+            index,
+            pool,
+            self._shared.settings,
+            self._peer.bootstrap,
+        )
+        with self._lock:
+            if self._closed:
+                raise TransportError(f"rdma to {self._peer.key} was closed")
+            self._connecting[index, pool] = connection
+        try:
+            connection.open()
+        except BaseException:
+            if connection.lanes:
+                self._shared.stores.gone(connection)
+            if connection.asked:
+                with self._lock:
+                    self._unconfirmed.add(connection.id)
+            raise
+        return connection
+
+    def _not_connected(self, index: int, pool: str, error: TransportError) -> None:
+        rail = self.rails[index]
+        with self._lock:
+            self._connecting.pop((index, pool), None)
+            if self._closed:
+                return
+            self._troubles[index] = str(error)
+            self._health.failed(index, time.monotonic())
+        self._shared.log.warning(
+            "rdma_connect_failed",
+            peer=str(self._peer.key),
+            nic=rail.nic.name,
+            peer_nic=self._remote[rail.remote].name,
+            reason=str(error),
+        )
+        self._lost(Loss(index, pool, [], error, None, True, True))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Have the peer destroy what it may have kept of connections that failed. It is tried again when the
+        next is made: the peer may not be able to answer."""
+        with self._lock:
+            ids = [] if self._closed else list(self._unconfirmed)[:1000]
+        if ids:
+            try:
+                self._confirm(ids)
+            except TransportError as error:
+                self._shared.log.debug("rdma_not_confirmed", error=str(error), connections=len(ids))
+
+    def _confirm(self, ids: list[int]) -> None:
+        """Have the peer destroy its ends: nothing that was sent can be written there afterwards.
+
+        Raises TransportError when that cannot be said.
+        """
+        with self._lock:
+            self._unconfirmed.update(ids)
+        answer = self._peer.bootstrap(
+            Close(connections=ids).encode(), self._shared.settings.drain_timeout
+        )
+        decode(Closed, answer)
+        with self._lock:
+            self._unconfirmed.difference_update(ids)
 
     # ---------------------------------------------------------------- accounting
 
@@ -277,8 +359,12 @@ class Paths:
         with self._lock:
             for index, rail in enumerate(self.rails):
                 if rail.nic.usable:
-                    self._health.up(index)
+                    if index in self._down:
+                        self._down.discard(index)
+                        self._returns[index] += 1
+                        self._health.up(index)
                 else:
+                    self._down.add(index)
                     self._health.down(index)
                     broken += [
                         c for (i, _), c in self._connections.items() if i == index and c.busy
@@ -306,84 +392,78 @@ class Paths:
         cause = TransportError(f"{names}: {why}")
         with self._lock:
             self._forget(connection)
-            self._ending[connection] = []
+            if self._closed:
+                return  # `close` has it
+            self._ending.add(connection)
             if culprit is None:
                 self._troubles[connection.rail] = why
                 self._health.failed(connection.rail, time.monotonic())
-        self._shared.work(lambda: self._recover(connection, cause, culprit))
+        self._shared.recover(partial(self._recover, connection, cause, culprit))
 
     def _recover(self, connection: Connection, cause: TransportError, culprit: Run | None) -> None:
         """In a worker: let it drain, destroy it at both ends, and give back what was under way."""
-        runs = self._let_go(connection)
+        self._let_go(connection, self._shared.settings.drain_timeout)
         with self._lock:
-            kept = connection in self._ending
-            if kept:
-                self._ending[connection] = runs
-        if not kept:  # closed meanwhile
-            self._lost(Loss(connection.rail, runs, cause, culprit, False))
-            return
+            if connection not in self._ending:
+                return  # closed meanwhile
         confirmed = True
         try:
-            if not self._closed:
-                connection.confirm(self._shared.settings.drain_timeout)
-        except TransportError as error:
+            self._confirm([connection.id])
+        except Exception as error:
             confirmed = False
             cause = TransportError(f"{cause}; and the peer did not confirm its end: {error}")
         with self._lock:
-            runs = self._ending.pop(connection, [])
-            now = time.monotonic()
+            if connection not in self._ending:
+                return
+            self._ending.discard(connection)
+        runs = connection.take_back()
+        now = time.monotonic()
+        with self._lock:
             for run in runs:
                 self._health.abandoned(run.rail, run.total, now)
-        self._lost(Loss(connection.rail, runs, cause, culprit, confirmed and not self._closed))
+        destroyed = not connection.lanes
+        key = connection.rail, connection.pool_name
+        self._lost(Loss(*key, runs, cause, culprit, confirmed, destroyed))
 
     def evict(self, connection: Connection) -> None:
-        """It makes room for another: destroy it at both ends. Waits; called from a worker."""
+        """It was retired, and makes room for another: destroy it. Waits for verbs only; the peer is told by
+        a worker."""
         with self._lock:
             self._forget(connection)
-        runs = self._let_go(connection)
-        try:
-            connection.confirm(self._shared.settings.drain_timeout)
-            confirmed = True
-        except TransportError:
-            confirmed = False
-        if runs:  # it was used at the very moment
-            cause = TransportError(f"{connection} was closed to make room")
-            self._lost(Loss(-1, runs, cause, None, confirmed))
+            self._unconfirmed.add(connection.id)
+        self._let_go(connection, 0)
+        self._shared.recover(self._sweep)
+        self._changed()  # who was about to post on it looks for another
 
     def _forget(self, connection: Connection) -> None:
         for key, kept in list(self._connections.items()):
             if kept is connection:
                 del self._connections[key]
 
-    def _let_go(self, connection: Connection) -> list[Run]:
-        runs = connection.destroy(self._shared.settings.drain_timeout)
+    def _let_go(self, connection: Connection, timeout: float) -> None:
+        connection.destroy(timeout)
         self._shared.stores.gone(connection)
-        return runs
 
     # ---------------------------------------------------------------- closing
 
-    def close(self, within: float) -> list[Run]:
-        """Destroy every connection; what was under way. The peer is not told. Bounded by `within` seconds."""
-        deadline = time.monotonic() + within
+    def close(self) -> list[Connection]:
+        """Post no more, let what is under way end; the connections, which are to be destroyed (`destroy`),
+        and of which nobody else reports anything (`Connection.take_back`). Returns at once. The peer is not
+        told."""
         with self._lock:
             self._closed = True
-            connections = list(self._connections.values())
+            making = [c for c in self._connecting.values() if c is not None]
+            connections = [*self._connections.values(), *making, *self._ending]
             self._connections.clear()
+            self._ending.clear()
         for connection in connections:
             connection.break_off()
-        runs: list[Run] = []
+        return connections
+
+    def destroy(self, connections: Sequence[Connection], deadline: float) -> None:
+        """Destroy what `close` answered, waiting for what is under way until `deadline`."""
         for connection in connections:
-            runs += connection.destroy(max(deadline - time.monotonic(), 0))
-            self._shared.stores.gone(connection)
-        with self._lock:
-            ending = list(self._ending)
-        for connection in ending:
-            connection.destroy(max(deadline - time.monotonic(), 0))
-        with self._lock:
-            for left in self._ending.values():
-                runs += left
-            self._ending.clear()
-        return runs
+            self._let_go(connection, max(deadline - time.monotonic(), 0))
 
     def nics(self) -> set[Nic]:
         """Those with a connection."""
@@ -393,7 +473,8 @@ class Paths:
     def holdings(self) -> Mapping[str, int]:
         """What is held, counted."""
         with self._lock:
-            connections = [*self._connections.values(), *self._ending]
+            making = [c for c in self._connecting.values() if c is not None]
+            connections = [*self._connections.values(), *making, *self._ending]
         return {
             "connections": len(connections),
             "queue_pairs": sum(len(c.lanes) for c in connections),

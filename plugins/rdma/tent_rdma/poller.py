@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tent_rdma.nic import Nic
 from tent_rdma.verbs import VerbsError
 
+ROUNDS = 16
+"""How often completions are looked for before descriptors are looked at again."""
+
+LONGEST_S = 3600.0
+"""For which it sleeps at a time where a call is due."""
+
 
 class Poller:
-    """One thread for some NICs: completions, and events of the devices. `start` and `stop` once each."""
+    """One thread for some NICs: completions, events of the devices, and calls at their time.
 
-    def __init__(
-        self, name: str, nics: Sequence[Nic], spin: float, broken: Callable[[Nic], None], log: Any
-    ) -> None:
-        """`spin`: seconds for which it looks for more before it sleeps; `broken(nic)`: its queue is lost."""
+    `start` and `stop` once each; `at` from any thread.
+    """
+
+    def __init__(self, name: str, nics: Sequence[Nic], spin: float, log: Any) -> None:
+        """`spin`: seconds for which it looks for more before it sleeps."""
         self._nics = nics
         self._spin = spin
-        self._broken = broken
         self._log = log
         self._stopping = False
+        self._lock = threading.Lock()
+        self._calls: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._wakes = math.inf
+        """When it wakes by itself."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -40,8 +53,20 @@ class Poller:
             self._thread.join(timeout)
             if self._thread.is_alive():
                 return False
-        os.close(self._wake)
+        with self._lock:
+            os.close(self._wake)
+            self._wake = -1
         return True
+
+    def at(self, owner: object, when: float, call: Callable[[], None]) -> None:
+        """Make a call in the thread once time.monotonic() is `when`; never if that is infinite. Of each owner
+        the last one counts."""
+        with self._lock:
+            self._calls.pop(owner, None)
+            if when < math.inf:
+                self._calls[owner] = (when, call)
+                if when < self._wakes and self._wake >= 0:
+                    os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         poll = select.poll()
@@ -50,30 +75,70 @@ class Poller:
         events = {nic.device.fileno(): nic for nic in self._nics}
         for fd in (*completions, *events):
             poll.register(fd, select.POLLIN)
+        awake: set[Nic] = set()
+        until = 0.0
         while not self._stopping:
-            for fd, _ in poll.poll():
-                nic = completions.get(fd) or events.get(fd)
-                if nic is None:
-                    continue  # woken to stop
+            for fd, _ in poll.poll(0 if awake else self._sleep()):
                 try:
                     if fd in completions:
-                        nic.woken()
-                        self._work_off(nic)
-                    else:
+                        completions[fd].woken()
+                        awake.add(completions[fd])
+                        until = time.monotonic() + self._spin
+                    elif fd in events:
+                        nic = events[fd]
                         event = nic.take_event()
                         self._log.info("rdma_event", nic=nic.name, event=event.value)
+                        self._guarded(partial(nic.tell, event))
+                    else:
+                        os.eventfd_read(fd)
                 except VerbsError as error:
-                    self._log.error("rdma_device_failed", nic=nic.name, error=str(error))
+                    if error.errno == errno.EAGAIN:
+                        continue  # it was nothing after all
                     poll.unregister(fd)  # or it would be readable for ever
-                    self._broken(nic)
-
-    def _work_off(self, nic: Nic) -> None:
-        """Take completions until none came for a while, then have the next one wake this thread."""
-        until = time.monotonic() + self._spin
-        while not self._stopping:
-            if nic.reap():
+                    nic = completions.get(fd) or events[fd]
+                    self._guarded(partial(nic.lost, error))
+            self._make_calls()
+            if awake and not self._look(awake):
+                if time.monotonic() < until:
+                    continue
+                for nic in awake:
+                    if nic.busy:
+                        self._guarded(nic.arm)
+                awake.clear()
+            elif awake:
                 until = time.monotonic() + self._spin
-            elif time.monotonic() >= until:
-                break
-        if nic.busy:
-            nic.arm()
+
+    def _look(self, awake: set[Nic]) -> bool:
+        """Take completions of NICs in turn; whether there may be more."""
+        for _ in range(ROUNDS):
+            found = [nic for nic in awake if self._guarded(nic.reap)]
+            if not found:
+                return False
+        return True
+
+    def _sleep(self) -> int | None:
+        """Milliseconds until the next call is due."""
+        with self._lock:
+            self._wakes = min((when for when, _ in self._calls.values()), default=math.inf)
+            if self._wakes == math.inf:
+                return None
+            seconds = min(max(self._wakes - time.monotonic(), 0), LONGEST_S)
+            return math.ceil(seconds * 1000)
+
+    def _make_calls(self) -> None:
+        if self._calls:
+            now = time.monotonic()
+            with self._lock:
+                self._wakes = -math.inf  # it will look again before it sleeps
+                due = [owner for owner, (when, _) in self._calls.items() if when <= now]
+                calls = [self._calls.pop(owner)[1] for owner in due]
+            for call in calls:
+                self._guarded(call)
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        """Make a call that ends in code of others: whatever is wrong there, this thread serves all peers."""
+        try:
+            return call()
+        except Exception as error:
+            self._log.error("rdma_poller_failed", error=repr(error))
+            return None

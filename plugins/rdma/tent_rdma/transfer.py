@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tent_core.types import Status
 from tent_core.work import Requests, Work
 from tent_rdma.registrations import Keys
 from tent_rdma.slicing import Chunks, Finished, Progress, Rule, Slices, cut
@@ -29,6 +30,13 @@ class Column(NamedTuple):
         """The key of each of the slices [start, stop) on a NIC; a single one where all are alike."""
         row: NDArray[np.uint64] = self.keys[nic]
         return row[:1] if self.chunk is None else row[self.chunk[start:stop]]
+
+
+class Exclusion(NamedTuple):
+    """Why a transfer does not use a rail any more, and how often the rail's port had come back by then."""
+
+    why: str
+    returns: int
 
 
 class Prepared(NamedTuple):
@@ -102,14 +110,15 @@ class Transfer:
         self.devices = work.devices
         self.opcode = work.requests.opcode
         self.pool = pool
-        self.excluded: set[int] = set()
-        """Rails that failed it; each gets one chance."""
+        self.excluded: dict[int, Exclusion] = {}
+        """Rails that failed it: each gets one chance, and another when its port has come back since."""
         self.prepared = prepared
         self._next = 0
         self._again: deque[tuple[int, int]] = deque()
         self._progress = Progress(prepared.slices)
         self._cause: Exception | None = None
         self._fenced = True
+        self._status = Status.FAILED
         self._lock = threading.Lock()
 
     # ---------------------------------------------------------------- what is to be posted
@@ -169,10 +178,19 @@ class Transfer:
             finished = self._progress.done(start, stop)
         self._report(finished)
 
-    def fail(self, start: int, stop: int, cause: Exception, *, fenced: bool) -> None:
+    def fail(
+        self,
+        start: int,
+        stop: int,
+        cause: Exception,
+        *,
+        fenced: bool,
+        status: Status = Status.FAILED,
+    ) -> None:
         """Slices [start, stop) have not, and nothing of them is under way unless it is not `fenced`."""
         with self._lock:
-            self._cause = self._cause or cause
+            if self._cause is None:
+                self._cause, self._status = cause, status
             self._fenced = self._fenced and fenced
             finished = self._progress.failed(start, stop)
         self._report(finished)
@@ -184,4 +202,4 @@ class Transfer:
             cause = self._cause
             assert cause is not None
             for start, stop in finished.failed:
-                self.work.fail(cause, start, stop, fenced=self._fenced)
+                self.work.fail(cause, start, stop, fenced=self._fenced, status=self._status)

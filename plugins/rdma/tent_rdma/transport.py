@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from tent_core.descriptor import PeerKey
@@ -15,7 +14,7 @@ from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, Transpor
 from tent_rdma import by_pyverbs
 from tent_rdma.connection import Connection
 from tent_rdma.devices import choose
-from tent_rdma.endpoint import RdmaEndpoint
+from tent_rdma.endpoint import VERBS_S, RdmaEndpoint
 from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Listeners, Nic
 from tent_rdma.passive import PassiveEnds
@@ -25,9 +24,15 @@ from tent_rdma.registrations import Registrations
 from tent_rdma.store import Stores
 from tent_rdma.verbs import Completion, Verbs, VerbsError
 from tent_rdma.wire import Close, Closed, Open, SegmentAttribute, asked
+from tent_rdma.workers import Workers, within
 
-WORKERS = 4
-_STOP_S = 0.5
+WORKERS = 8
+"""Threads at most that connect, and as many that let go of connections that failed: each of these waits for
+its peer for some seconds where that does not answer."""
+STOP_S, CLOSE_S = 1.8, 1.0
+"""Seconds for `stop`, and of them for what is under way to end; the contract gives it two."""
+RELEASE_S = 0.9
+"""Seconds for `release`; the contract gives it one."""
 
 
 class RdmaTransport(Transport):
@@ -38,7 +43,7 @@ class RdmaTransport(Transport):
         self._load = load
         self._nics: list[Nic] = []
         self._pollers: list[Poller] = []
-        self._workers: ThreadPoolExecutor | None = None
+        self._workers: list[Workers] = []
         self._endpoints: set[RdmaEndpoint] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -49,14 +54,16 @@ class RdmaTransport(Transport):
         chosen = choose(context.topology, settings)
         self._context = context
         self._warnings = RateLimited(context.log, by=("reason",))
-        self._workers = ThreadPoolExecutor(WORKERS, "tent-rdma-worker")
-        listeners = Listeners(self._ended, self._broken, self._port)
+        connect = Workers("tent-rdma-connect", WORKERS, context.log)
+        recover = Workers("tent-rdma-recover", WORKERS, context.log)
+        self._workers = [connect, recover]
+        listeners = Listeners(self._ended, self._broken, self._port, self._nic_lost)
         try:
             for index, device in enumerate(chosen.chosen):
                 self._nics.append(Nic(verbs, index, device, listeners))
         except VerbsError as error:
             raise TransportUnavailable(str(error)) from error
-        self._registrations = Registrations(self._nics, settings.largest_registration, self._spread)
+        self._registrations = Registrations(self._nics, settings.largest_registration, side_by_side)
         self._stores = Stores(self._nics, settings.max_connections, self._evict)
         self._passive = PassiveEnds(self._nics, self._stores, settings)
         self._shared = Shared(
@@ -65,7 +72,9 @@ class RdmaTransport(Transport):
             settings,
             self._registrations,
             self._stores,
-            self._work,
+            connect.submit,
+            recover.submit,
+            self._at,
             context.log,
         )
         for number in range(min(settings.pollers, len(self._nics))):
@@ -73,7 +82,6 @@ class RdmaTransport(Transport):
                 f"tent-rdma-poller-{number}",
                 self._nics[number :: settings.pollers],
                 settings.spin / 1e6,
-                self._device_lost,
                 context.log,
             )
             self._pollers.append(poller)
@@ -113,7 +121,11 @@ class RdmaTransport(Transport):
         self._registrations.remove(buffer)
 
     def release(self, peer: PeerKey, reason: str) -> None:
-        self._passive.release(peer)
+        self._stores.clear_away()
+        if not within(RELEASE_S, "tent-rdma-release", lambda: self._passive.release(peer)):
+            raise TransportError(
+                f"the queue pairs of {peer} are still being destroyed: a verb hangs"
+            )
 
     def stop(self) -> None:
         if self._stopped:
@@ -121,23 +133,40 @@ class RdmaTransport(Transport):
         self._stopped = True
         if self._pollers:
             self._context.publish(None)
+        if self._nics and not within(STOP_S, "tent-rdma-stop", self._close_everything):
+            self._context.log.error("rdma_did_not_stop", seconds=STOP_S, left=self._left())
+
+    def _close_everything(self) -> None:
+        """In a thread of its own, which goes on where a verb hangs for longer than `stop` may take."""
+        deadline = time.monotonic() + CLOSE_S
         with self._lock:
             endpoints = list(self._endpoints)
         for endpoint in endpoints:
-            endpoint.close("the engine stops")
-        if self._workers is not None:
-            self._workers.shutdown(wait=False, cancel_futures=True)
+            endpoint.stop_posting("the engine stops")
+
+        def destroy() -> None:
+            for endpoint in endpoints:
+                endpoint.destroy(deadline)
+
+        within(CLOSE_S + VERBS_S, "tent-rdma-closing", destroy)
+        for endpoint in endpoints:
+            endpoint.settle()
+        for workers in self._workers:
+            workers.stop(max(deadline - time.monotonic(), 0))
         for poller in self._pollers:
-            if not poller.stop(_STOP_S):
-                self._context.log.error("rdma_thread_did_not_stop", seconds=_STOP_S)
+            if not poller.stop(STOP_S):
+                self._context.log.error("rdma_thread_did_not_stop", seconds=STOP_S)
                 return  # it may still use what would be closed
         if self._pollers:
-            self._close_all()
+            self._attempt(self._passive.close_all)
+            self._stores.clear_away()
+            for error in self._registrations.close():
+                self._context.log.error("rdma_not_deregistered", error=str(error))
         for nic in self._nics:
             self._attempt(nic.close)
 
-    def holdings(self) -> Mapping[str, int]:
-        if self._stopped or not self._pollers:
+    def _left(self) -> dict[str, int]:
+        if not self._pollers:
             return {}
         return {
             "threads": len(self._pollers),
@@ -145,7 +174,11 @@ class RdmaTransport(Transport):
             "registrations": len(self._registrations),
             "connections": sum(self._stores.counts().values()),
             "passive_connections": len(self._passive),
+            "stuck_connections": self._stores.stuck,
         }
+
+    def holdings(self) -> Mapping[str, int]:
+        return {} if self._stopped else self._left()
 
     # ---------------------------------------------------------------- what happens on NICs
 
@@ -166,11 +199,10 @@ class RdmaTransport(Transport):
         with self._lock:
             endpoints = list(self._endpoints)
         for endpoint in endpoints:
-            endpoint.paths.ports_changed()
-            endpoint.resume()
+            endpoint.ports_changed()
 
-    def _device_lost(self, nic: Nic) -> None:
-        nic.dead = True
+    def _nic_lost(self, nic: Nic, error: VerbsError) -> None:
+        self._context.log.error("rdma_device_failed", nic=nic.name, error=str(error))
         self._port(nic)
 
     # ---------------------------------------------------------------- helpers of the others
@@ -182,33 +214,29 @@ class RdmaTransport(Transport):
         with self._lock:
             self._endpoints.discard(endpoint)
 
-    def _work(self, call: Callable[[], None]) -> None:
-        assert self._workers is not None
-
-        def guarded() -> None:
-            try:
-                call()
-            except Exception as error:
-                self._context.log.error("rdma_worker_failed", error=repr(error))
-
-        with contextlib.suppress(RuntimeError):  # it stops, and `stop` closes everything
-            self._workers.submit(guarded)
-
-    def _spread(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Side by side: registering pins every page, and each device does its own share of it."""
-        if len(calls) == 1:
-            calls[0]()
-            return
-        assert self._workers is not None
-        wait([self._workers.submit(call) for call in calls])
-
-    def _close_all(self) -> None:
-        self._attempt(self._passive.close_all)
-        for error in self._registrations.close():
-            self._context.log.error("rdma_not_deregistered", error=str(error))
+    def _at(self, owner: object, when: float, call: Callable[[], None]) -> None:
+        self._pollers[0].at(owner, when, call)
 
     def _attempt(self, call: Callable[[], Any]) -> None:
         try:
             call()
         except VerbsError as error:
             self._context.log.error("rdma_not_closed", error=str(error))
+
+
+def side_by_side(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls in threads of their own, and wait for all. Registering pins every page, and each device does
+    its own share of that; it must not wait for workers that wait for peers."""
+    threads = []
+    for call in calls[1:]:
+        thread = threading.Thread(target=call, name="tent-rdma-register", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are no more threads to be had
+            call()
+        else:
+            threads.append(thread)
+    for call in calls[:1]:
+        call()
+    for thread in threads:
+        thread.join()

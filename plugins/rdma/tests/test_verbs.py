@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 import tent_rdma.verbs
-from tent_core.errors import TransportUnavailable
 from tent_core.testing.waiting import wait_until
 from tent_core.types import Opcode
 from tent_mock.verbs import FakeVerbs
@@ -56,9 +55,8 @@ SYSFS = Path("/sys/class/infiniband")
 class Rig:
     """Verbs of one kind, and what of the machine behind them the tests must know."""
 
-    def __init__(self, verbs: Verbs, kind: str) -> None:
-        self.verbs, self.kind = verbs, kind
-        self.name = verbs.devices()[0]
+    def __init__(self, verbs: Verbs, kind: str, name: str) -> None:
+        self.verbs, self.kind, self.name = verbs, kind, name
 
     @property
     def gid(self) -> tuple[int, str]:
@@ -91,27 +89,17 @@ class Rig:
             wait_until(lambda: self.gid[1].startswith("0000:0000:0000:0000:0000:ffff:"))
 
 
-def load(kind: str) -> Verbs:
-    if kind == "fake":
-        return FakeVerbs(tent_rdma.verbs)
-    try:
-        verbs = by_pyverbs.load(extended=kind == "pyverbs")
-        if verbs.devices():
-            return verbs
-    except (TransportUnavailable, VerbsError):
-        pass  # `tent doctor` says why
-    pytest.skip("needs an RDMA device: scripts/rdma-lab -- pytest -m rdma")
+KINDS = ["fake", pytest.param("pyverbs", marks=pytest.mark.rdma)]
+EVERY_WAY = [*KINDS, pytest.param("ibv_post_send", marks=pytest.mark.rdma)]
+every_way_to_post = pytest.mark.parametrize("rig", EVERY_WAY, indirect=True)
 
 
-@pytest.fixture(
-    params=[
-        "fake",
-        pytest.param("pyverbs", marks=pytest.mark.rdma),
-        pytest.param("ibv_post_send", marks=pytest.mark.rdma),
-    ]
-)
+@pytest.fixture(params=KINDS)
 def rig(request: pytest.FixtureRequest) -> Rig:
-    return Rig(load(request.param), request.param)
+    if request.param == "fake":
+        return Rig(FakeVerbs(tent_rdma.verbs), "fake", "fake0")
+    verbs = by_pyverbs.load(extended=request.param == "pyverbs")
+    return Rig(verbs, request.param, request.getfixturevalue("chosen")[0].name)
 
 
 class End:
@@ -246,6 +234,7 @@ def readable(thing: Any, patience: float = 0.0) -> bool:
 # ---------------------------------------------------------------- one-sided
 
 
+@every_way_to_post
 @pytest.mark.parametrize("opcode", list(Opcode))
 @pytest.mark.parametrize("count", [1, 2, 64])
 def test_all_bytes_have_moved_when_the_last_request_completes(
@@ -262,6 +251,7 @@ def test_all_bytes_have_moved_when_the_last_request_completes(
     assert not (moved[count * 1000 :] == expected[count * 1000 :]).all()
 
 
+@every_way_to_post
 def test_only_the_last_request_of_a_post_completes(wire: Wire) -> None:
     wire.write(30, 1)
     wire.write(1, 2)
@@ -276,6 +266,7 @@ def test_a_completion_names_the_queue_pair(wire: Wire) -> None:
     assert wire.here.pair.number != wire.there.pair.number
 
 
+@every_way_to_post
 def test_no_request_of_a_post_that_fails_goes_on(wire: Wire) -> None:
     for _ in range(3):
         with pytest.raises(VerbsError) as caught:
@@ -290,6 +281,7 @@ def test_no_request_of_a_post_that_fails_goes_on(wire: Wire) -> None:
     assert wire.here.drained() == []
 
 
+@every_way_to_post
 def test_requests_before_the_queue_pair_is_connected_are_refused(idle: Wire) -> None:
     with pytest.raises(VerbsError) as caught:
         idle.write(2, 1)
@@ -299,6 +291,7 @@ def test_requests_before_the_queue_pair_is_connected_are_refused(idle: Wire) -> 
 # ---------------------------------------------------------------- what is not allowed
 
 
+@every_way_to_post
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_wrong_rkey_breaks_both_ends_and_flushes_each_request_after_it(
     wire: Wire, count: int
@@ -327,6 +320,7 @@ def test_a_request_that_ends_outside_its_registration_moves_nothing(
     assert not wire.there.memory.any()
 
 
+@every_way_to_post
 @pytest.mark.parametrize("opcode", list(Opcode))
 def test_a_wrong_lkey_fails_at_this_end(wire: Wire, opcode: Opcode) -> None:
     columns = wire.columns(1)
@@ -404,6 +398,7 @@ def test_room_can_be_posted_before_connecting_and_no_more_than_the_depth(idle: W
 # ---------------------------------------------------------------- errors and draining
 
 
+@every_way_to_post
 def test_what_is_outstanding_is_flushed_in_order_one_completion_for_each_request(
     wire: Wire,
 ) -> None:
@@ -425,7 +420,8 @@ def test_what_has_completed_before_the_error_stays_completed(wire: Wire) -> None
     assert wire.here.drained() == [(1, SUCCESS), (2, SUCCESS), (3, FLUSHED)]
 
 
-def test_a_queue_pair_in_error_flushes_all_that_is_posted_and_may_be_put_there_again(
+@every_way_to_post
+def test_a_queue_pair_in_error_flushes_all_that_is_sent_and_may_be_put_there_again(
     wire: Wire,
 ) -> None:
     assert wire.here.drained() == []
@@ -433,9 +429,16 @@ def test_a_queue_pair_in_error_flushes_all_that_is_posted_and_may_be_put_there_a
     wire.write(2, 1)
     wire.send(2)
     assert wire.here.ended(3) == [(1, FLUSHED), (1, FLUSHED), (2, FLUSHED)]
-    region = wire.here.region
-    wire.here.pair.post_receive(3, region.iova, region.lkey, 10)
+    wire.here.pair.to_error()
+    wire.send(3)
     assert wire.here.ended(1) == [(3, FLUSHED)]
+
+
+def test_room_posted_in_error_is_flushed_at_the_next_error_at_the_latest(wire: Wire) -> None:
+    wire.there.pair.to_error()
+    wire.receive(3)
+    wire.there.pair.to_error()
+    assert wire.there.ended(1) == [(3, FLUSHED)]
 
 
 def test_receives_are_flushed_also_by_one_that_was_never_connected(idle: Wire) -> None:

@@ -114,7 +114,10 @@ class QueuePair:
         self._fabric.run()
 
     def post_receive(self, wr_id: int, address: int, lkey: int, length: int) -> None:
-        """Post room; ENOMEM when there are as many as the depth."""
+        """Post room; ENOMEM when there are as many as the depth.
+
+        In ERR it waits to be flushed until something else happens to the queue pair, as on soft-RoCE.
+        """
         self.nic.enter("post_receive")
         with self._fabric.lock:
             self._must_be("post a receive", "INIT", "RTS", "ERR")
@@ -122,8 +125,6 @@ class QueuePair:
                 raise self.nic.error("post another receive", errno.ENOMEM)
             self._rooms.append(_Receive(wr_id, address, lkey, length))
             self.nic.counts.receives += 1
-            if self.state == "ERR":
-                self.nic.pending[self] = None
         self._fabric.run()
 
     def to_error(self) -> None:
