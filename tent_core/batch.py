@@ -82,6 +82,7 @@ class Batch:
         "_left",
         "_lock",
         "_marks",
+        "_push",
         "_spin_s",
         "_what",
         "carried",
@@ -102,6 +103,7 @@ class Batch:
         self._failures: list[Failed] = []
         self._callbacks: list[Callable[[Batch], None]] = []
         self._carries: Sequence[Cancellable] = ()
+        self._push: Callable[[], object] | None = None
         self._lock = threading.Lock()
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -111,17 +113,22 @@ class Batch:
 
     # ---------------------------------------------------------------- for the dispatcher
 
+    def requests(self, rows: Rows) -> int:
+        """How many requests these rows are."""
+        return len(self.status) if rows is None else len(rows)
+
     def hold(self, marks: Sequence[Mark]) -> None:
         """Keep these uses, which have begun, until the end. A batch of nothing ends now."""
         self._marks = marks
         if self._left == 0:
             self._finish()
 
-    def carried_by(self, carries: Sequence[Cancellable]) -> None:
-        """These are about to carry it, beside those that are known."""
+    def carried_by(self, carries: Sequence[Cancellable], push: Callable[[], object] | None) -> None:
+        """These are about to carry it, beside those that are known; `push` may help them along in `poll`."""
         with self._lock:
             if not self.done:
                 self._carries = (*self._carries, *carries)
+                self._push = push
 
     def settle(
         self,
@@ -156,6 +163,7 @@ class Batch:
         with self._lock:
             self.done = True
             self._carries = ()
+            self._push = None
             callbacks, self._callbacks = self._callbacks, []
         self._gate.release()
         for call in callbacks:
@@ -174,7 +182,11 @@ class Batch:
             carry.cancel()
 
     def poll(self) -> bool:
-        """Whether every request has ended. Never blocks, never raises."""
+        """Whether every request has ended. Never raises, and waits for nobody; what has failed is carried on
+        in this thread if `failover.on_poll` says so."""
+        push = self._push
+        if push is not None and not self.done:
+            push()
         return self.done
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Batch:

@@ -24,7 +24,7 @@ from tent_core.errors import (
 from tent_core.failover import judge
 from tent_core.reshape import Sink
 from tent_core.scarcity import lacks_resources
-from tent_core.types import Status
+from tent_core.types import Capabilities, Status
 from tent_core.work import Requests, Work
 
 if TYPE_CHECKING:
@@ -310,12 +310,13 @@ class Carry:
         if not work.causes:
             self._phase = Phase.ENDED
             self._traffic.succeeded(name)
-            self._dispatcher.count(self._peer, name, work, 0)
+            self._dispatcher.count(self._peer, name, work, self._sink.requests(self._rows), 0)
             self._sink.settle(self._rows, work.status, work.moved, name)
             return False
         self._name = ""
         done = np.flatnonzero(work.status == Status.COMPLETED)
-        self._dispatcher.count(self._peer, name, work, len(work) - len(done))
+        undone = self._sink.requests(self._at(np.flatnonzero(work.status != Status.COMPLETED)))
+        self._dispatcher.count(self._peer, name, work, self._sink.requests(self._rows), undone)
         if len(done):
             self._sink.settle(self._at(done), Status.COMPLETED, work.moved[done], name)
         moving = []
@@ -342,8 +343,8 @@ class Carry:
         rows = np.concatenate([verdict.rows for verdict, _ in moving])
         rows.sort()
         self._tries = (*self._tries, moving[0][1])
-        self._dispatcher.stats.count_failover(len(rows))
         self._rows = self._at(rows)
+        self._dispatcher.stats.count_failover(self._sink.requests(self._rows))
         self._requests = subset(self._requests, rows)
         return True
 
@@ -397,11 +398,7 @@ class Carry:
         stall_s = self._options.stall_s
         if stall_s is None and entry is not None:
             stall_s = entry.stall_s
-        if stall_s is None:
-            return None
-        facts = self._dispatcher.planner.facts[self._name]
-        can = facts.capabilities
-        return stall_s if can is not None and can.partial_progress else None
+        return stall_s if stall_s is not None and self._can().partial_progress else None
 
     def watched(self, handle: Handle) -> None:
         """An alarm that is to be forgotten when the attempt ends."""
@@ -427,5 +424,8 @@ class Carry:
     def _stop_attempt(self, work: Work) -> None:
         work.cancelled = True
         endpoint = self._peer.endpoints.ready.get(self._name)
-        if endpoint is not None:
+        if endpoint is not None and self._can().cancellation:
             endpoint.cancel(work)
+
+    def _can(self) -> Capabilities:
+        return self._dispatcher.planner.facts[self._name].capabilities or Capabilities()

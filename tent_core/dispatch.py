@@ -42,8 +42,15 @@ class Dispatcher:
     """
 
     def __init__(
-        self, planner: Planner, stats: Stats, log: Any, max_attempts: int, scheduling: Scheduling
+        self,
+        planner: Planner,
+        stats: Stats,
+        log: Any,
+        max_attempts: int,
+        scheduling: Scheduling,
+        on_poll: bool,
     ) -> None:
+        """`on_poll`: whether a thread that polls may carry on what has failed."""
         self.planner = planner
         self.stats = stats
         self.log = log
@@ -52,6 +59,7 @@ class Dispatcher:
         self.slice = scheduling.slice
         self.progress = SerialQueue("tent-progress")
         self.alarm = Alarm("tent-alarm")
+        self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
         self.relieve: Relieve | None = None
@@ -145,7 +153,7 @@ class Dispatcher:
                 for to, some, at in work
             ]
             if not may_block:
-                batch.carried_by(carries)
+                batch.carried_by(carries, self._push)
             for carry in carries:
                 carry.run()
 
@@ -181,9 +189,9 @@ class Dispatcher:
 
         carry.watched(self.alarm.at(time.monotonic() + stall_s, look))
 
-    def count(self, peer: LivePeer, name: str, work: Work, failed: int) -> None:
-        """Account a finished sub-batch, log the first of a peer and the failures, tell observers."""
-        n = len(work)
+    def count(self, peer: LivePeer, name: str, work: Work, n: int, failed: int) -> None:
+        """Account a finished sub-batch of `n` requests, log the first of a peer and the failures, tell
+        observers."""
         moved = work.requests.total if not failed else int(work.moved.sum())
         cause = work.causes[0].cause if work.causes else None
         kind = type(cause).__name__ if cause is not None else None

@@ -114,6 +114,7 @@ class Engine:
                 self._log,
                 self.settings.failover.max_attempts,
                 Scheduling(admission, self.settings.scheduling.slice),
+                self.settings.failover.on_poll,
             )
             if self._hooks.has_select:
                 self.dispatcher.overrule = self._overrule

@@ -27,6 +27,10 @@ class Sink(Protocol):
 
     def __len__(self) -> int: ...
 
+    def requests(self, rows: Rows) -> int:
+        """How many of the batch's requests end with these rows."""
+        ...
+
     def settle(
         self,
         rows: Rows,
@@ -102,11 +106,11 @@ class MergedSink:
     def __len__(self) -> int:
         return len(self._shape.starts)
 
-    def members(self, row: int) -> range:
-        """The requests that a row stands for, as positions among those that were merged."""
-        starts = self._shape.starts
-        stop = starts[row + 1] if row + 1 < len(starts) else len(self._shape.lengths)
-        return range(int(starts[row]), int(stop))
+    def requests(self, rows: Rows) -> int:
+        if rows is None:
+            return len(self._shape.lengths)
+        counts = np.diff(self._shape.starts, append=len(self._shape.lengths))
+        return int(counts[rows].sum())
 
     def settle(
         self,
@@ -205,6 +209,12 @@ class PartsSink:
         """The sink of pieces [start, stop)."""
         return Part(self, start, stop)
 
+    def last_pieces(self, start: int, stop: int) -> int:
+        """How many of the pieces [start, stop) are the last of their requests."""
+        owner = self._pieces.request[start : stop + 1]
+        ends = int(np.count_nonzero(owner[1:] != owner[:-1]))
+        return ends + (stop == len(self._pieces))
+
     def completed(
         self, pieces: Sequence[tuple[int, int]], moved: NDArray[np.uint64], transport: str
     ) -> None:
@@ -276,6 +286,9 @@ class Part:
 
     def __len__(self) -> int:
         return self._stop - self._start
+
+    def requests(self, rows: Rows) -> int:
+        return sum(self._all.last_pieces(start, stop) for start, stop in self._ranges(rows))
 
     def settle(
         self,

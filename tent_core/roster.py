@@ -366,6 +366,10 @@ class Roster:
             transports = dict(self._stats.of_peer(peer.counters))
             for name, held in peer.holdings().items():
                 transports.setdefault(name, {})["holdings"] = held
+            for name, count in peer.traffic.waiting().items():
+                transports.setdefault(name, {})["waiting"] = count
+            for name, seconds in peer.traffic.paused().items():
+                transports.setdefault(name, {})["paused_s"] = round(seconds, 3)
         assert host is not None
         return PeerInfo(
             name=key.name,

@@ -50,6 +50,19 @@ class SerialQueue:
             self._jobs.put(job)
         return future
 
+    def help(self) -> bool:
+        """Make the oldest call that waits, in the calling thread; False if none does. Such a call may overlap
+        with the thread's own: only for a queue whose calls do not mind."""
+        try:
+            job = self._jobs.get_nowait()
+        except queue.Empty:
+            return False
+        if job is None:
+            self._jobs.put(None)  # the end is the thread's own
+            return False
+        job()
+        return True
+
     @property
     def inside(self) -> bool:
         """Whether the calling thread is the one that runs the calls."""

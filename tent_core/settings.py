@@ -159,7 +159,7 @@ class FailoverSettings(Section):
     max_attempts: int = Field(3, ge=0)
     """How often a request may move on to the next candidate; 0 turns it off."""
     on_poll: bool = True
-    """Whether `poll` may carry on what has failed, in the caller's thread; else only the engine's own does."""
+    """Whether `poll` may carry on what has failed, in its thread; else only the engine does."""
     failures: int = Field(3, ge=1)
     """So many failures of a transport to one peer, within `window_s`, pause it for that peer."""
     window_s: Seconds = Field(10.0, gt=0)

@@ -461,7 +461,12 @@ def test_every_setting_is_documented_with_its_default() -> None:
     for section, values in defaults.items():
         for key, default in values.items():
             line = next(line for line in page.splitlines() if f"`{section}.{key}`" in line)
-            assert str("what is listened on" if default is None else default) in line
+            if isinstance(default, dict):
+                assert all(name in line for name in default)
+            elif isinstance(default, bool):
+                assert f"| {str(default).lower()} |" in line
+            elif default is not None:
+                assert str(default) in line
 
 
 def test_every_key_of_a_policy_entry_is_documented() -> None:

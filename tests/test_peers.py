@@ -11,6 +11,8 @@ import pytest
 import structlog
 from pydantic import BaseModel
 
+from tent_core.admission import Rules
+from tent_core.alarm import Alarm
 from tent_core.descriptor import Attribute, BufferDescriptor, HostIdentity, SegmentDescriptor
 from tent_core.errors import (
     BufferRevoked,
@@ -20,10 +22,12 @@ from tent_core.errors import (
     UnknownSegment,
     Unreachable,
 )
+from tent_core.health import HealthRules
 from tent_core.life import PeerState
 from tent_core.peers import Listener, LivePeer, Owner
 from tent_core.runner import Running, Transports
 from tent_core.serial import SerialQueue
+from tent_core.traffic import Traffic
 from tent_core.transport import Endpoint, Peer, Transport, TransportContext, TransportDeclaration
 from tent_core.types import BufferState, Capabilities, Permission
 from tent_core.work import Work
@@ -142,6 +146,7 @@ class Harness:
             self.retired.append,
             self.gone.append,
             self.later.submit,
+            lambda: Traffic(Rules({}), HealthRules(), Alarm("test-alarm")),
         )
         listener = Listener()
         self.peer = LivePeer(self.owner, listener, self.dial("127.0.0.1:1", 1.0, listener))

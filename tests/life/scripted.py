@@ -14,10 +14,14 @@ import structlog
 from pydantic import BaseModel
 
 from tent_core import endpoints, inflight, peers
+from tent_core.admission import Rules
+from tent_core.alarm import Alarm
 from tent_core.descriptor import Attribute, BufferDescriptor, HostIdentity, SegmentDescriptor
 from tent_core.errors import TransportError, UnknownSegment
+from tent_core.health import HealthRules
 from tent_core.peers import Listener, LivePeer
 from tent_core.runner import Running, Transports
+from tent_core.traffic import Traffic
 from tent_core.transport import Endpoint, Peer, Transport, TransportContext, TransportDeclaration
 from tent_core.types import Capabilities, Permission
 from tent_core.work import Work
@@ -245,6 +249,7 @@ class Outside:
             lambda _: self.told.append("retired"),
             departed,
             self.later.submit,
+            lambda: Traffic(Rules({}), HealthRules(), Alarm("test-alarm")),
         )
 
     @property

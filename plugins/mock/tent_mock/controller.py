@@ -36,6 +36,8 @@ class Pending:
     run: Callable[[], None]
     abandon: Callable[[Exception], None]
     hangs: bool
+    work: object = None
+    """The submission that it belongs to, if any."""
 
 
 class Controller:
@@ -177,12 +179,21 @@ class Controller:
     def abandon(self, owner: object, cause: Exception) -> None:
         """What was pending for `owner` does not happen any more; None is everything."""
         with self._changed:
-            gone = [p for p in self._pending if owner is None or p.owner is owner]
-            for pending in gone:
-                del self._pending[pending]
+            gone = self._take(lambda p: owner is None or p.owner is owner)
             self._suspects.pop(owner, None)
         for pending in gone:
             pending.abandon(cause)
+
+    def cancel(self, work: object) -> list[Pending]:
+        """What is pending of one submission does not happen any more: the caller abandons it."""
+        with self._changed:
+            return self._take(lambda p: p.work is work)
+
+    def _take(self, which: Callable[[Pending], bool]) -> list[Pending]:
+        gone = [pending for pending in self._pending if which(pending)]
+        for pending in gone:
+            del self._pending[pending]
+        return gone
 
     def pending_of(self, owner: object) -> int:
         """How many things are yet to happen for `owner`."""

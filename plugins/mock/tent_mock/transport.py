@@ -263,6 +263,12 @@ class MockEndpoint(Endpoint):
             self._act(verdict, work, move, start, stop)
             start = stop
 
+    def cancel(self, work: Work) -> None:
+        """What hangs or is delayed of it ends as cancelled."""
+        cause = TransportError(f"transport {self._transport.name} was told to cancel it")
+        for pending in self._control.cancel(work):
+            pending.abandon(cause)
+
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         """Nothing is derived from a snapshot."""
         self._control.called(On.REFRESH, self._name, f"{old.version} to {new.version}")
@@ -344,8 +350,9 @@ class MockEndpoint(Endpoint):
         pending = Pending(
             owner=self,
             run=lambda: self._carry(work, move, start, stop),
-            abandon=lambda cause: work.fail(cause, start, stop),
+            abandon=lambda cause: work.fail(cause, start, stop, status=_status_of(work)),
             hangs=hangs,
+            work=work,
         )
         self._control.pend(pending, seconds)
         if self._closed is not None:  # closed between the check and here: nobody else abandons it
@@ -362,8 +369,9 @@ class MockEndpoint(Endpoint):
         give_up = Pending(
             owner=self,
             run=lambda: work.fail(late, start, stop, status=Status.TIMEOUT),
-            abandon=lambda cause: work.fail(cause, start, stop),
+            abandon=lambda cause: work.fail(cause, start, stop, status=_status_of(work)),
             hangs=False,
+            work=work,
         )
         self._control.pend(give_up, max(0.0, left))
 
@@ -373,6 +381,11 @@ class MockEndpoint(Endpoint):
                 move.run(start, stop)
 
         self._control.pend(Pending(self._transport, arrive, lambda _: None, hangs=True))
+
+
+def _status_of(work: Work) -> Status:
+    """How what is abandoned of it ends."""
+    return Status.CANCELED if work.cancelled else Status.FAILED
 
 
 def _raise_if_scripted(verdicts: Sequence[Verdict | None]) -> None:
