@@ -55,6 +55,10 @@ REASON_BYTES = 1000
 """Of a refusal, in UTF-8."""
 
 
+class Busy(TransportError):
+    """Every slot is under way to the peer: the channel is well, and there will be room again."""
+
+
 class State(enum.IntEnum):
     """Of a channel; one way only."""
 
@@ -186,8 +190,8 @@ class NoticeChannel:
     def exchange(self, message: bytes) -> Future[bytes]:
         """Send a request; its answer. Never waits.
 
-        Raises TransportError, or the future fails with it: not ready, no free slot, refused at the other
-        side, broken, no answer within ANSWER_S (seen at the next call). It cannot be cancelled.
+        Raises TransportError, or the future fails with it: not ready, no free slot (Busy), refused at the
+        other side, broken, no answer within ANSWER_S (seen at the next call). It cannot be cancelled.
         """
         future: Future[bytes] = Future()
         future.set_running_or_notify_cancel()  # so that nobody can cancel what a completion will answer
@@ -271,9 +275,7 @@ class NoticeChannel:
             if self.state is not State.READY or self._queue_pair is None:
                 raise TransportError(f"the notification channel is {self.state.name.lower()}")
             if not self._free:
-                raise TransportError(
-                    f"all {SLOTS} slots for notifications are under way to the peer"
-                )
+                raise Busy(f"all {SLOTS} slots for notifications are under way to the peer")
             slot, memory = self._free.pop(), self._memory["send"]
             try:
                 size = memory.encode(slot, kind, id, payload)
