@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import tent_rdma.verbs
 from tent_core.errors import TransportError
 from tent_core.testing.harness import Context, DirectPeer, Row, Side, Submitted
+from tent_core.testing.waiting import wait_until
 from tent_core.topology import Gid, RdmaDevice, RdmaPort, Topology
 from tent_core.transport import LocalBuffer
 from tent_core.types import Opcode, Permission, Status
@@ -148,12 +149,14 @@ class Rig:
         return Submitted(self.endpoint, opcode, rows, timeout)
 
     def work_through(self) -> None:
-        """A transfer over every rail: they are connected, and nothing is under way."""
+        """A transfer, after which every rail is connected and nothing is under way."""
         size = 256 * KIB
         here, ours = self.buffer(self.a, size)
         there, theirs = self.buffer(self.b, size)
         completed(self.submit(Opcode.WRITE, (here, 0, there, 0, size)))
         assert (ours == theirs).all()
+        paths = self.endpoint.paths
+        wait_until(lambda: len(paths._connections) == paths.primary)
         self.a.unregister(here)
         self.b.unregister(there)
 
