@@ -241,7 +241,7 @@ class BufferRegistry:
                 "wait for them, then call unregister again",
                 ("this engine",),
             )
-        self._withdraw(buffer, revocation, deadline)
+        self._withdraw(buffer, revocation, deadline, owner_checked=True)
         left = self._control.wait_acknowledged(
             revocation.version, lambda info: self._may_touch(buffer, info), deadline.left
         )
@@ -254,6 +254,7 @@ class BufferRegistry:
                 "or end the process that holds it",
                 holders,
             )
+        self._withdraw(buffer, revocation, deadline, owner_checked=False)
         self._change(lambda old: {i: d for i, d in old.items() if i != buffer.id})
         with self._lock:
             del self._live[buffer.id]
@@ -261,11 +262,19 @@ class BufferRegistry:
             self._free.append(buffer.id)
         buffer.memory = None
 
-    def _withdraw(self, buffer: Buffer, revocation: _Revocation, deadline: Deadline) -> None:
-        """Tell every transport that was told of the buffer; each is told once."""
+    def _withdraw(
+        self, buffer: Buffer, revocation: _Revocation, deadline: Deadline, *, owner_checked: bool
+    ) -> None:
+        """Tell the transports of one kind that were told of the buffer; each is told once.
+
+        Those whose owner's side stops peers by itself do so before anybody is waited for. The others let go
+        after the peers: what they hold for them may break under a transfer that is still on its way.
+        """
         for running in self._transports:
-            if running.name in revocation.withdrawn or not running.capabilities.touches(
-                memory_kind(buffer.location)
+            if (
+                running.name in revocation.withdrawn
+                or running.capabilities.owner_checked is not owner_checked
+                or not running.capabilities.touches(memory_kind(buffer.location))
             ):
                 continue
             left = max(0.05, deadline.left)

@@ -25,7 +25,7 @@ from tent_core.segments import LocalSegment
 from tent_core.serial import SerialQueue
 from tent_core.topology import Topology
 from tent_core.transport import LocalBuffer, Transport, TransportDeclaration
-from tent_core.types import MemoryKind
+from tent_core.types import Capabilities, MemoryKind
 
 T = TypeVar("T")
 START_TIMEOUT_S = 30.0
@@ -161,8 +161,13 @@ class Transports:
 
     def _start_one(self, running: Running, context: Context) -> None:
         began = time.monotonic()
+
+        def start() -> Capabilities:
+            running.transport.start(context)
+            return running.transport.capabilities(running.capabilities)
+
         try:
-            running.call(lambda: running.transport.start(context), START_TIMEOUT_S, "start")
+            running.capabilities = running.call(start, START_TIMEOUT_S, "start")
         except TentError:
             running.stop()
             raise

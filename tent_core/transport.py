@@ -193,6 +193,11 @@ class Transport(abc.ABC):
     def start(self, context: TransportContext) -> None:
         """Make ready to serve and to connect. Raises TransportUnavailable with the reason and the remedy."""
 
+    def capabilities(self, declared: Capabilities) -> Capabilities:
+        """What it can do in this engine: what was declared, or less where its settings say so. Asked once,
+        after `start`."""
+        return declared
+
     def add_buffers(self, buffers: Sequence[LocalBuffer]) -> Sequence[bytes | None]:
         """Buffers were registered; answer, for each, the attribute to publish (b"" if there is nothing to
         say), or None where this transport cannot offer or use it. Raises TransportError for all."""
@@ -228,7 +233,10 @@ class Transport(abc.ABC):
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
         """The buffer is being unregistered. When this returns, no request that arrives here can touch it and
-        none is touching it. Raises TransportError if that cannot be said within `timeout` seconds."""
+        none is touching it. Raises TransportError if that cannot be said within `timeout` seconds.
+
+        With the capability `owner_checked` it is called before the peers have let go of the buffer, which is
+        what stops them; without it after they have."""
 
     def release(self, peer: PeerKey, reason: str) -> None:
         """A peer that opened this engine departed or retired: free within a second what was made for it here.

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 import tent_core as tent
 from tent_core import plugins
+from tent_core.control.contract import NOTIFICATION_LIMIT as LARGEST_NOTE
 from tent_core.testing.churn import Churn
 from tent_core.testing.leaks import nothing_stays_behind
 from tent_core.testing.peers import PeerProcess
@@ -44,6 +45,9 @@ MANY = 2500
 
 WARM_UP, PEERS = 3, 12
 """How many peers come and go before what is held is counted, and how many then."""
+
+CARRIES_WITHIN_S = 10.0
+"""How long a transport may take until it carries notifications."""
 
 CHURN_SETTLES_S = 10.0
 """How long the last of them may take to be forgotten."""
@@ -335,6 +339,36 @@ class TransportConformance:
             segment.write(second, segment.buffer(target.name)[KIB:])
             assert np.array_equal(target.array[:KIB], first.array)
             assert np.array_equal(target.array[KIB:], second.array)
+
+    # Notifications
+
+    def test_notifications_that_it_carries_arrive_once_in_order_and_whole(self, ends: Ends) -> None:
+        if not self.capabilities().notifications:
+            pytest.skip(f"{self.transport} does not claim to carry notifications")
+        source, target = (ends.buffer(e, ends.bytes(KIB)) for e in (ends.here, ends.there))
+        ends.segment.write(source, ends.remote(target))
+
+        def carried() -> int:
+            counts: dict[str, int] = ends.here.stats()["notifications"]["carried"]
+            return counts.get(self.transport, 0)
+
+        def carries() -> bool:  # a channel may take a moment, in which others carry them
+            ends.segment.notify("first")
+            return carried() > 0
+
+        wait_until(carries, CARRIES_WITHIN_S, f"{self.transport} carries a notification")
+        ends.there.poll_notifications()
+        before = carried()
+        sent = [(str(n), ends.bytes(n).tobytes()) for n in (0, 1, KIB, LARGEST_NOTE - 5)]
+        for name, payload in sent:
+            ends.segment.notify(name, payload)
+        got = [ends.there.next_notification(10) for _ in sent]
+        assert [(note.name, note.payload) for note in got] == sent
+        assert ends.there.poll_notifications() == []
+        assert carried() - before == len(sent)
+        with ends.there.open_segment(ends.here.segment_name) as back:
+            back.notify("back", b"payload")
+            assert ends.here.next_notification(10).payload == b"payload"
 
     # What is not allowed
 

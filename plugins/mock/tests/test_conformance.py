@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import tent_mock
+from tent_core.plugins import Registry
 from tent_core.testing.conformance import TransportConformance
 
 
 class TestConformance(TransportConformance):
     transport = "mock"
+
+
+class TestConformanceWithNotifications(TransportConformance):
+    transport = "talking"
+
+    @classmethod
+    def registry(cls) -> Registry:
+        return Registry.of(tent_mock.declare("talking", 1001, notifications=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,6 +97,18 @@ class _Verbs:
         if number == _NO_REASON:
             number = 0
         return VerbsError(f"cannot {what} ({error})", abs(number))
+
+    @contextlib.contextmanager
+    def taking(self, what: str, fd: int) -> Iterator[None]:
+        """Errors of taking an event; EAGAIN if there is none, which pyverbs keeps to itself."""
+        try:
+            yield
+        except self.error as error:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            if not poll.poll(0):
+                raise VerbsError(f"cannot take {what}: there is none", errno.EAGAIN) from error
+            raise self.failure(f"take {what}", error) from error
 
     def closing(self, what: str, thing: Any) -> None:
         with self.named(f"close {what}"):
@@ -250,7 +263,7 @@ class _Device:
         return self._fd
 
     def next_event(self) -> Event:
-        with self._v.named(f"take an event of {self.name}"):
+        with self._v.taking(f"an event of {self.name}", self._fd):
             event = self._context.get_async_event()
             event.ack()
         return self._events.get(event.event_type, Event.OTHER)
@@ -292,7 +305,7 @@ class _Channel:
 
     def take(self, queue: CompletionQueue) -> None:
         assert isinstance(queue, _CompletionQueue)
-        with self._v.named("take a completion event"):
+        with self._v.taking("a completion event", self._fd):
             self.made.get_cq_event(queue.made)
             queue.made.ack_events(1)
 

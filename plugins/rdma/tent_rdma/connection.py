@@ -98,6 +98,8 @@ class Connection:
         """Those with a queue pair; one that cannot be destroyed stays."""
         self.asked = False
         """Whether the peer was asked for its end, so that there may be one."""
+        self.user = 0
+        """Identifies the transfer that used it last; for its paths."""
         self._remote_index = remote_index
         self._settings = settings
         self._exchange = exchange

@@ -219,6 +219,10 @@ class RdmaEndpoint(Endpoint):
         self.paths.posted(rail, run.total, now)
         try:
             if lane.post(transfer.opcode, columns, run):
+                if (
+                    not nic.usable
+                ):  # it went down in this very moment: nobody saw this run under way
+                    self.paths.ports_changed()
                 return
         except VerbsError as error:
             self.paths.broken(lane, None, str(error))

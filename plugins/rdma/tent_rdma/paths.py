@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,12 @@ DEFAULT_POOL = "default"
 OWN_FAULT = frozenset({1, 4, 8, 9, 10, 11})
 """Statuses that are the request's fault and not the rail's: its key, its range, its permission. Not 2, a
 local queue pair operation error: soft-RoCE says it of a port that is down."""
+
+CONNECTS = 4
+"""Workers at most that connect to one peer, so that a few that do not answer cannot occupy all."""
+
+SWEEP_S = 5.0
+"""After which a peer is asked again to destroy its ends of connections that failed."""
 
 
 class NoRail(TransportError):
@@ -86,7 +94,8 @@ class Loss:
 
 
 class Paths:
-    """Thread-safe. Its lock comes before that of the stores; no verb and no peer is called under it.
+    """Thread-safe. Its lock comes before those of the stores and of the
+    poller that `at` calls by; no verb and no peer is called under it.
 
     `changed()` is called when there may be a lane where there was none; `lost(loss)` when a connection
     failed and is destroyed, or could not be made; both from a worker. What was under way on a connection is
@@ -116,6 +125,9 @@ class Paths:
         self._connections: dict[tuple[int, str], Connection] = {}
         self._connecting: dict[tuple[int, str], Connection | None] = {}
         """Those that are asked for, with the one that is being made."""
+        self._to_connect: deque[tuple[int, str]] = deque()
+        self._connectors = 0
+        """Workers that are at it."""
         self._ending: set[Connection] = set()
         """Those that failed and are on their way out."""
         self._unconfirmed: set[int] = set()
@@ -161,7 +173,7 @@ class Paths:
                     elif connection.state is State.READY:
                         lane = connection.roomiest()
                         if lane is not None:
-                            self._shared.stores.touch(connection)
+                            self._used(connection, transfer)
                             return index, lane
                     waits = True
                 if waits:
@@ -173,6 +185,13 @@ class Paths:
             ):
                 return None  # on probation, and being tried right now
         raise NoRail(f"no rail to {self._peer.key} is left: {self.describe(transfer)}")
+
+    def _used(self, connection: Connection, transfer: Transfer) -> None:
+        """Note a use for the order of eviction: its first user, for which it was made, does not count."""
+        if connection.user != id(transfer):
+            if connection.user:
+                self._shared.stores.touch(connection)
+            connection.user = id(transfer)
 
     def exclude(self, transfer: Transfer, rail: int, why: str) -> None:
         """The transfer does not use a rail any more, unless its port comes back."""
@@ -239,7 +258,22 @@ class Paths:
         """Have a worker connect, unless one is at it. Under the lock."""
         if key not in self._connecting:
             self._connecting[key] = None
-            self._shared.connect(partial(self._connect, *key))
+            self._to_connect.append(key)
+            if self._connectors < CONNECTS and self._shared.connect(self._connect_all):
+                self._connectors += 1
+
+    def _connect_all(self) -> None:
+        """In a worker: make the connections that are asked for."""
+        while True:
+            with self._lock:
+                if not self._to_connect:
+                    self._connectors -= 1
+                    return
+                key = self._to_connect.popleft()
+            try:
+                self._connect(*key)
+            except Exception as error:  # work waits for the others
+                self._shared.log.error("rdma_connect_raised", error=repr(error))
 
     def _connect(self, index: int, pool: str) -> None:
         rail = self.rails[index]
@@ -249,8 +283,9 @@ class Paths:
             self._not_connected(index, pool, error)
             return
         except Exception as error:  # whatever the way to the peer raised, work waits for this
+            self._shared.log.error("rdma_connect_raised", error=repr(error))
             self._not_connected(index, pool, TransportError(f"cannot connect: {error!r}"))
-            raise
+            return
         with self._lock:
             closed = self._closed
             self._connecting.pop((index, pool), None)
@@ -310,15 +345,26 @@ class Paths:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Have the peer destroy what it may have kept of connections that failed. It is tried again when the
-        next is made: the peer may not be able to answer."""
+        """Have the peer destroy what it may have kept of connections that failed; tried again and again, as
+        the peer may not be able to answer now."""
         with self._lock:
             ids = [] if self._closed else list(self._unconfirmed)[:1000]
         if ids:
             try:
                 self._confirm(ids)
-            except TransportError as error:
-                self._shared.log.debug("rdma_not_confirmed", error=str(error), connections=len(ids))
+            except Exception as error:  # whatever the way to the peer raised, it is tried again
+                self._shared.log.debug(
+                    "rdma_not_confirmed", error=repr(error), connections=len(ids)
+                )
+                self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        def sweep() -> None:
+            self._shared.recover(self._sweep)
+
+        with self._lock:
+            if not self._closed:
+                self._shared.at(self, time.monotonic() + SWEEP_S, sweep)
 
     def _confirm(self, ids: list[int]) -> None:
         """Have the peer destroy its ends: nothing that was sent can be written there afterwards.
@@ -411,6 +457,7 @@ class Paths:
             self._confirm([connection.id])
         except Exception as error:
             confirmed = False
+            self._sweep_later()
             cause = TransportError(f"{cause}; and the peer did not confirm its end: {error}")
         with self._lock:
             if connection not in self._ending:
@@ -456,6 +503,7 @@ class Paths:
             connections = [*self._connections.values(), *making, *self._ending]
             self._connections.clear()
             self._ending.clear()
+        self._shared.at(self, math.inf, self._sweep)
         for connection in connections:
             connection.break_off()
         return connections

@@ -87,7 +87,7 @@ class Poller:
                     elif fd in events:
                         nic = events[fd]
                         event = nic.take_event()
-                        self._log.info("rdma_event", nic=nic.name, event=event.value)
+                        self._log.info("rdma_event", nic=nic.name, what=event.value)
                         self._guarded(partial(nic.tell, event))
                     else:
                         os.eventfd_read(fd)

@@ -198,6 +198,7 @@ class ExtendedQueuePair(PlainQueuePair):
     def post(self, opcode: Opcode, columns: Columns, wr_id: int) -> None:
         qp, sge = self._made, self._sge
         begin = qp.wr_rdma_write if opcode is Opcode.WRITE else qp.wr_rdma_read
+        set_sge = qp.wr_set_sge
         rows = columns.tolist()
         last = len(rows) - 1
         try:
@@ -209,7 +210,7 @@ class ExtendedQueuePair(PlainQueuePair):
                         qp.wr_flags = self._signalled
                     begin(rkey, remote)
                     sge.addr, sge.lkey, sge.length = local, lkey, length
-                    qp.wr_set_sge(sge)
+                    set_sge(sge)
             except BaseException:
                 qp.wr_abort()  # or some drivers keep a lock
                 raise

@@ -26,7 +26,7 @@ from tent_rdma.verbs import Completion, Verbs, VerbsError
 from tent_rdma.wire import Close, Closed, Open, SegmentAttribute, asked
 from tent_rdma.workers import Workers, within
 
-WORKERS = 8
+WORKERS = 32
 """Threads at most that connect, and as many that let go of connections that failed: each of these waits for
 its peer for some seconds where that does not answer."""
 STOP_S, CLOSE_S = 1.8, 1.0

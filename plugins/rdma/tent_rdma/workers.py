@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+IDLE_S = 10.0
+"""After which a thread without work ends."""
+
 Call = Callable[[], None]
 
 
@@ -68,10 +71,9 @@ class Workers:
         while True:
             with self._changed:
                 self._idle += 1
-                while not self._calls and not self._stopped:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._calls or self._stopped, IDLE_S)
                 self._idle -= 1
-                if self._stopped:
+                if self._stopped or not self._calls:
                     self._threads.discard(threading.current_thread())
                     return
                 call = self._calls.popleft()

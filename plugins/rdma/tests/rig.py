@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import tent_rdma.verbs
 from numpy.typing import NDArray
+
+import tent_rdma.verbs
+from tent_core.errors import TransportError
+from tent_core.testing.harness import Context, DirectPeer, Row, Side, Submitted
+from tent_core.testing.waiting import wait_until
+from tent_core.topology import Gid, RdmaDevice, RdmaPort, Topology
+from tent_core.transport import LocalBuffer
+from tent_core.types import Opcode, Permission, Status
+from tent_core.work import Work
 from tent_mock.verbs import FakeVerbs
 from tent_rdma import plugin
+from tent_rdma.endpoint import RdmaEndpoint
 from tent_rdma.transport import RdmaTransport
-
-from tent_core.testing.harness import Context, Row, Side, Submitted
-from tent_core.topology import Gid, RdmaDevice, RdmaPort, Topology
-from tent_core.transport import Endpoint, LocalBuffer
-from tent_core.types import Opcode, Permission
+from tent_rdma.wire import asked
 
 KIB, MIB = 1 << 10, 1 << 20
 _seeds = itertools.count(1)
@@ -54,9 +61,67 @@ def topology(verbs: FakeVerbs) -> Topology:
 def side(verbs: FakeVerbs, **settings: Any) -> Side:
     """One engine's worth, not started yet."""
     declaration = replace(plugin.tent_transport(), factory=lambda: RdmaTransport(lambda: verbs))
-    made = Side(declaration, **{"spin": 0, **settings})
-    made.context = Context(made, declaration.settings(**{"spin": 0, **settings}), topology(verbs))
+    settings = {"spin": 0, "probe_every": 1_000_000, **settings}
+    made = Side(declaration, **settings)
+    made.context = Context(made, declaration.settings(**settings), topology(verbs))
     return made
+
+
+class Wire(DirectPeer):
+    """The other side as a transport sees it, with the test in between: `intercept(message, ask)` answers for
+    it, or raises, or has `ask()` answer. `asked` counts messages by their kind."""
+
+    def __init__(self, here: Side, there: Side) -> None:
+        super().__init__(here, there)
+        self.intercept: Callable[[Any, Callable[[], bytes]], bytes] | None = None
+        self.asked: Counter[str] = Counter()
+
+    def bootstrap(self, payload: bytes, timeout: float) -> bytes:
+        """Ask the transport of the other side, in this thread."""
+        message = asked(payload)
+        self.asked[message.kind] += 1
+        ask = partial(super().bootstrap, payload, timeout)
+        return ask() if self.intercept is None else self.intercept(message, ask)
+
+    def refuse(self, *kinds: type[Any], cause: str = "the peer does not answer") -> None:
+        """From now on messages of these kinds fail."""
+
+        def intercept(message: Any, ask: Callable[[], bytes]) -> bytes:
+            if isinstance(message, kinds):
+                raise TransportError(cause)
+            return ask()
+
+        self.intercept = intercept
+
+
+def transport(of: Side) -> RdmaTransport:
+    """The transport of a side, by its own type."""
+    assert isinstance(of.transport, RdmaTransport)
+    return of.transport
+
+
+def link(here: Side, there: Side) -> tuple[RdmaEndpoint, Wire]:
+    """An endpoint of one side for another, and the peer that it was made for."""
+    wire = Wire(here, there)
+    endpoint = here.transport.connect(wire)
+    assert isinstance(endpoint, RdmaEndpoint)
+    return endpoint, wire
+
+
+def ended(submitted: Submitted) -> Work:
+    """The work when it has ended: every request was reported once."""
+    work = submitted.wait()
+    assert work.surplus == 0
+    assert submitted.finished == 1
+    return work
+
+
+def completed(submitted: Submitted) -> Work:
+    """The work when it has ended well."""
+    work = ended(submitted)
+    assert not work.causes, work.causes
+    assert (work.status == Status.COMPLETED).all()
+    return work
 
 
 @dataclass
@@ -66,7 +131,8 @@ class Rig:
     verbs: FakeVerbs
     a: Side
     b: Side
-    endpoint: Endpoint
+    endpoint: RdmaEndpoint
+    wire: Wire
 
     def buffer(
         self,
@@ -78,9 +144,26 @@ class Rig:
         array = np.random.default_rng(next(_seeds)).integers(0, 256, size, np.uint8)
         return of.register(array, permission=permission), array
 
-    def submit(self, opcode: Opcode, *rows: Row) -> Submitted:
+    def submit(self, opcode: Opcode, *rows: Row, timeout: float = 30.0) -> Submitted:
         """From a to b."""
-        return Submitted(self.endpoint, opcode, rows)
+        return Submitted(self.endpoint, opcode, rows, timeout)
+
+    def work_through(self) -> None:
+        """A transfer, after which every rail is connected and nothing is under way."""
+        size = 256 * KIB
+        here, ours = self.buffer(self.a, size)
+        there, theirs = self.buffer(self.b, size)
+        completed(self.submit(Opcode.WRITE, (here, 0, there, 0, size)))
+        assert (ours == theirs).all()
+        paths = self.endpoint.paths
+        wait_until(lambda: len(paths._connections) == paths.primary)
+        self.a.unregister(here)
+        self.b.unregister(there)
+
+
+def live(verbs: FakeVerbs) -> dict[str, int]:
+    """What there is on a fabric, by kind, without what there is none of."""
+    return {kind: count for kind, count in verbs.counts.live.items() if count}
 
 
 @contextmanager
@@ -88,6 +171,9 @@ def connected(verbs: FakeVerbs | None = None, **settings: Any) -> Iterator[Rig]:
     """Two started sides; at the end both stop, and nothing of either may be left on the fabric."""
     verbs = verbs or fabric()
     with side(verbs, **settings) as b, side(verbs, **settings) as a:
-        endpoint = a.connect(b)
-        yield Rig(verbs, a, b, endpoint)
+        endpoint, wire = link(a, b)
+        yield Rig(verbs, a, b, endpoint, wire)
+        verbs.release()
         endpoint.close("the test ends")
+    assert not live(verbs)
+    assert not verbs.counts.overflows

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ import numpy as np
 import pytest
 
 import tent_rdma.verbs
+from tent_core import topology
 from tent_core.testing.waiting import wait_until
 from tent_core.types import Opcode
 from tent_mock.verbs import FakeVerbs
 from tent_rdma import by_pyverbs
+from tent_rdma.devices import ChosenDevice, choose
+from tent_rdma.settings import Settings
 from tent_rdma.verbs import (
     FLUSHED,
     STATUS_NAMES,
@@ -55,23 +59,9 @@ SYSFS = Path("/sys/class/infiniband")
 class Rig:
     """Verbs of one kind, and what of the machine behind them the tests must know."""
 
-    def __init__(self, verbs: Verbs, kind: str, name: str) -> None:
+    def __init__(self, verbs: Verbs, kind: str, name: str, gid_index: int, gid: str) -> None:
         self.verbs, self.kind, self.name = verbs, kind, name
-
-    @property
-    def gid(self) -> tuple[int, str]:
-        """Index and text of the GID to use."""
-        if isinstance(self.verbs, FakeVerbs):
-            return 1, self.verbs.nics[self.name].gid_text
-        port = SYSFS / self.name / "ports/1"
-        found = {}
-        for entry in sorted((port / "gids").iterdir(), key=lambda p: int(p.name)):
-            text = entry.read_text().strip()
-            with contextlib.suppress(OSError):
-                kind = (port / "gid_attrs/types" / entry.name).read_text().strip()
-                mapped = text.startswith("0000:0000:0000:0000:0000:ffff:")
-                found[kind == "RoCE v2", mapped] = int(entry.name), text
-        return found[max(found)]
+        self.gid_index, self.gid = gid_index, gid
 
     def set_port(self, active: bool) -> None:
         """Take the port down or up, where that harms nobody."""
@@ -80,13 +70,24 @@ class Rig:
             return
         if not self.name.startswith("rxe"):
             pytest.skip("takes a port down: on soft-RoCE only")
-        netdev = (SYSFS / self.name / "ports/1/gid_attrs/ndevs/0").read_text().strip()
+        device = SYSFS / self.name
+        netdev = (device / "parent").read_text().strip()
         subprocess.run(["ip", "link", "set", netdev, "up" if active else "down"], check=True)
-        state = SYSFS / self.name / "ports/1/state"
         wanted = "4: ACTIVE" if active else "1: DOWN"
-        wait_until(lambda: state.read_text().strip() == wanted)
-        if active:
-            wait_until(lambda: self.gid[1].startswith("0000:0000:0000:0000:0000:ffff:"))
+        wait_until(lambda: (device / "ports/1/state").read_text().strip() == wanted)
+        if active:  # the kernel gives a GID back a moment later, and maybe at another place
+            self.gid_index = wait_until(self._place) - 1
+
+    def _place(self) -> int:
+        """Where the GID is now, counted from 1; 0 if it is nowhere. There are thousands of places."""
+        gids = [(SYSFS / self.name / f"ports/1/gids/{i}").read_text().strip() for i in range(16)]
+        return gids.index(self.gid) + 1 if self.gid in gids else 0
+
+
+@cache
+def chosen_device(names: tuple[str, ...]) -> ChosenDevice:
+    """The device to test. Reading the tables of GIDs takes a second in the lab."""
+    return choose(topology.discover(), Settings(devices=names)).chosen[0]
 
 
 KINDS = ["fake", pytest.param("pyverbs", marks=pytest.mark.rdma)]
@@ -95,11 +96,13 @@ every_way_to_post = pytest.mark.parametrize("rig", EVERY_WAY, indirect=True)
 
 
 @pytest.fixture(params=KINDS)
-def rig(request: pytest.FixtureRequest) -> Rig:
+def rig(request: pytest.FixtureRequest, rdma_settings: Settings) -> Rig:
     if request.param == "fake":
-        return Rig(FakeVerbs(tent_rdma.verbs), "fake", "fake0")
+        fabric = FakeVerbs(tent_rdma.verbs)
+        return Rig(fabric, "fake", "fake0", 1, fabric.nics["fake0"].gid_text)
     verbs = by_pyverbs.load(extended=request.param == "pyverbs")
-    return Rig(verbs, request.param, request.getfixturevalue("chosen")[0].name)
+    device = chosen_device(rdma_settings.devices)
+    return Rig(verbs, request.param, device.name, device.gid_index, device.gid)
 
 
 class End:
@@ -165,11 +168,10 @@ class Wire:
             assert "Extended" not in type(self.here.pair).__name__
 
     def route(self, other: End, psn: int) -> Route:
-        index, gid = self.rig.gid
         return Route(
             port=1,
-            gid_index=index,
-            gid=gid,
+            gid_index=self.rig.gid_index,
+            gid=self.rig.gid,
             lid=0,
             number=other.pair.number,
             psn=psn,
@@ -454,7 +456,7 @@ def test_retries_are_used_up_when_the_other_end_does_not_answer(idle: Wire, how:
         idle.here.pair.connect(idle.route(idle.there, 7), 5)
         idle.there.pair.connect(idle.route(idle.here, 1005), 7)
     elif how == "not there":
-        index, _ = idle.rig.gid
+        index = idle.rig.gid_index
         nowhere = "0000:0000:0000:0000:0000:ffff:cb00:7107"
         idle.here.pair.connect(Route(1, index, nowhere, 0, 4711, 7, 1024, timeout=8, retries=1), 5)
     else:
@@ -556,7 +558,7 @@ def test_a_registration_that_fails_says_why(device: Device) -> None:
 
 
 def test_a_route_that_leads_nowhere_is_refused(idle: Wire) -> None:
-    index, gid = idle.rig.gid
+    index, gid = idle.rig.gid_index, idle.rig.gid
     with pytest.raises(VerbsError):
         idle.here.pair.connect(Route(1, index, "nonsense", 0, 17, 7, 1024), 5)
     idle.here.pair.connect(Route(1, index, gid, 0, 17, 7, 1024), 5)
