@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
+from tent_core.slicing import Rule
 from tent_core.transport import Endpoint, Peer
 from tent_core.types import Opcode, Status
 from tent_core.work import Requests, Work
@@ -17,7 +18,6 @@ from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Nic
 from tent_rdma.paths import DEFAULT_POOL, Loss, NoRail, Paths, Shared
 from tent_rdma.remote_keys import NAME, RemoteKeys
-from tent_rdma.slicing import Rule
 from tent_rdma.transfer import Prepared, Transfer, prepare
 from tent_rdma.verbs import VerbsError
 from tent_rdma.waiting import Waiting

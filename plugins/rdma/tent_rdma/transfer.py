@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tent_core.slicing import Chunks, Finished, Progress, Rule, Slices, cut
 from tent_core.types import Status
 from tent_core.work import Requests, Work
 from tent_rdma.registrations import Keys
-from tent_rdma.slicing import Chunks, Finished, Progress, Rule, Slices, cut
 from tent_rdma.verbs import Columns
 
 if TYPE_CHECKING:

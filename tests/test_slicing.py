@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tent_rdma.slicing import Chunks, Progress, Rule, Slices, cut
+from tent_core.slicing import Chunks, Progress, Rule, Slices, cut
 
 KIB, MIB = 1 << 10, 1 << 20
 LOCAL, REMOTE = 0x7F00_0000_1000, 0xFFFF_8000_0000_0000
