@@ -127,7 +127,7 @@ def test_a_report_has_every_package_with_what_it_declares_or_why_not(site: Path)
 
 def test_a_transport_that_is_not_installed_is_refused() -> None:
     assert refused("nothing") == "no installed package offers the transport 'nothing'"
-    assert refused("mpcomm").endswith("install tent-mpcomm")
+    assert refused("ascend").endswith("install tent-ascend")
 
 
 def test_two_packages_with_one_name_are_refused_with_both_names_and_not_imported(
