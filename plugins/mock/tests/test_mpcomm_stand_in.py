@@ -219,6 +219,7 @@ def tick():
 
 threading.Thread(target=tick, daemon=True).start()
 print(comm.connect("b", "127.0.0.1", int(sys.argv[1])), file=sys.stderr)
+sys.stdin.read()
 """
 
 
@@ -227,9 +228,11 @@ def test_a_blocking_call_stops_every_thread_of_its_process() -> None:
         silent.settimeout(20)
         child = subprocess.Popen(
             [sys.executable, "-c", CONNECTS, str(silent.getsockname()[1])],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
         with child, silent.accept()[0] as connection:
@@ -240,6 +243,7 @@ def test_a_blocking_call_stops_every_thread_of_its_process() -> None:
                 os.read(out, 4096)  # what was written before; then nothing comes for 0.2 s
             connection.sendall(b"{}\n")
             assert os.read(out, 1) == b"."
+            child.stdin.close()
             assert child.stderr.read().strip() == b"-4"
 
 
