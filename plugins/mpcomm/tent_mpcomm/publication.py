@@ -13,12 +13,13 @@ from tent_mpcomm.adapter import Comm
 class _Entry:
     """An address that the library knows; by (id, generation) of each buffer, whether peers may reach it."""
 
-    __slots__ = ("length", "node", "published", "users")
+    __slots__ = ("length", "node", "published", "registered", "users")
 
     def __init__(self, length: int, node: int) -> None:
         self.length = length
         self.node = node
         self.users: dict[tuple[int, int], bool] = {}
+        self.registered = True
         self.published = False
 
 
@@ -66,23 +67,25 @@ class Publication:
         if entry.published:
             comm.unpublish(buffer.address)
             entry.published = False
-        comm.unregister(buffer.address)
+        if entry.registered:
+            comm.unregister(buffer.address)
         del self._entries[buffer.address]
 
     def restore(self, comm: Comm) -> Sequence[str]:
         """Register and publish everything in a new instance; what it refuses, in words."""
         refused = []
         for address, entry in self._entries.items():
-            entry.published = False
+            entry.published = entry.registered = False
             try:
                 comm.register(address, entry.length)
+                entry.registered = True
                 self._show(comm, address, entry)
             except TransportError as error:
                 refused.append(str(error))
         return refused
 
     def _show(self, comm: Comm, address: int, entry: _Entry) -> None:
-        wanted = any(entry.users.values())
+        wanted = entry.registered and any(entry.users.values())
         if wanted and not entry.published:
             comm.publish(address, entry.length, entry.node)
         elif entry.published and not wanted:

@@ -136,6 +136,8 @@ class Posting:
 
     def step(self) -> bool:
         """Post what there is room for, see to what has ended; whether anything has. By one thread."""
+        if self.over:
+            return False
         if self._reported:
             moved = self._collect()
         else:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
+from mpcomm_library import missing
 
-from tent_core import topology
 from tent_core.testing.conformance import TransportConformance
-from tent_mpcomm import adapter
-from tent_mpcomm.transport import device_list
 
 
 @pytest.mark.usefixtures("stand_in_on_the_path")
@@ -19,15 +17,7 @@ class TestOnTheStandIn(TransportConformance):
     settings: ClassVar[dict[str, Any]] = {"max_retained": 0}
 
 
-def _missing() -> str:
-    """Why the suite cannot run on the library, or ""."""
-    found = adapter.load()
-    if found.obstacle or "stand" in found.version:
-        return found.obstacle or "the module mpcomm is a stand-in"
-    return "" if device_list(topology.discover()) else "no RDMA device has an active port"
-
-
-@pytest.mark.skipif(bool(_missing()), reason=f"needs the library and a device: {_missing()}")
+@pytest.mark.skipif(bool(missing()), reason=f"needs the library and a device: {missing()}")
 class TestOnTheLibrary(TransportConformance):
     transport = "mpcomm"
     settings: ClassVar[dict[str, Any]] = {"max_retained": 0}

@@ -103,10 +103,8 @@ class RdmaEndpoint(Endpoint):
 
     def settle(self) -> None:
         """The last: report what had not ended, also where the second step was held up. Idempotent."""
-        with self._lock:
-            leaving, self._leaving = self._leaving, []
         cause = self._closing()
-        for connection in leaving:
+        for connection in self._leaving:
             for run in connection.take_back():
                 harmless = run.transfer.opcode is Opcode.READ and not connection.lanes
                 run.transfer.fail(run.start, run.stop, cause, fenced=harmless)

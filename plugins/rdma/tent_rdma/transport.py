@@ -133,26 +133,35 @@ class RdmaTransport(Transport):
         self._stopped = True
         if self._pollers:
             self._context.publish(None)
-        if self._nics and not within(STOP_S, "tent-rdma-stop", self._close_everything):
-            self._context.log.error("rdma_did_not_stop", seconds=STOP_S, left=self._left())
-
-    def _close_everything(self) -> None:
-        """In a thread of its own, which goes on where a verb hangs for longer than `stop` may take."""
-        deadline = time.monotonic() + CLOSE_S
+        if not self._nics:
+            return
+        began = time.monotonic()
         with self._lock:
             endpoints = list(self._endpoints)
+        # In a thread of its own, which goes on where a verb hangs for longer than this may take.
+        thread = threading.Thread(
+            target=self._close_everything,
+            args=(endpoints, began + CLOSE_S),
+            name="tent-rdma-stop",
+            daemon=True,
+        )
+        thread.start()
+        thread.join(CLOSE_S + VERBS_S)
+        for endpoint in endpoints:
+            endpoint.settle()
+        thread.join(max(began + STOP_S - time.monotonic(), 0))
+        if thread.is_alive():
+            self._context.log.error("rdma_did_not_stop", seconds=STOP_S, left=self._left())
+
+    def _close_everything(self, endpoints: Sequence[RdmaEndpoint], deadline: float) -> None:
         for endpoint in endpoints:
             endpoint.stop_posting("the engine stops")
-
-        def destroy() -> None:
-            for endpoint in endpoints:
-                endpoint.destroy(deadline)
-
-        within(CLOSE_S + VERBS_S, "tent-rdma-closing", destroy)
+        for endpoint in endpoints:
+            endpoint.destroy(deadline)
         for endpoint in endpoints:
             endpoint.settle()
         for workers in self._workers:
-            workers.stop(max(deadline - time.monotonic(), 0))
+            workers.stop(max(deadline - time.monotonic(), VERBS_S))
         for poller in self._pollers:
             if not poller.stop(STOP_S):
                 self._context.log.error("rdma_thread_did_not_stop", seconds=STOP_S)

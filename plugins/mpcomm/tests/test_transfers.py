@@ -1,0 +1,306 @@
+"""Requests to transfers and back: merging, one report each, each handle released once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tent_core.errors import TransportError
+from tent_core.types import Opcode, Status
+from tent_core.work import Requests, Work
+from tent_mpcomm.transfers import Posting, merge
+
+
+def requests(
+    rows: list[tuple[int, int, int]], opcode: Opcode = Opcode.WRITE, ids: list[int] | None = None
+) -> Requests:
+    """Rows of local address, remote address and length."""
+    local = np.array([(a, n) for a, _, n in rows], np.uint64)
+    remote = np.array([(b, n) for _, b, n in rows], np.uint64)
+    number = np.array(ids if ids is not None else [0] * len(rows), np.int32)
+    total = sum(n for *_, n in rows)
+    used = tuple(dict.fromkeys(number.tolist()))
+    return Requests(
+        opcode, local, remote, number, number, used, used, dict.fromkeys(used, 1), total
+    )
+
+
+class Comm:
+    """Transfers end when a test says so; what is submitted and released is written down."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[str, int, str, int, int]] = []
+        self.outcomes: dict[int, dict[str, int] | Exception] = {}
+        self.released: Counter[int] = Counter()
+        self.refused: set[int] = set()
+
+    def _submit(self, call: str, local: int, host_id: str, remote: int, length: int) -> int:
+        self.submitted.append((call, local, host_id, remote, length))
+        number = len(self.submitted)
+        return 0 if number in self.refused else number
+
+    def put(self, *what: Any) -> int:
+        return self._submit("put", *what)
+
+    def get(self, *what: Any) -> int:
+        return self._submit("get", *what)
+
+    def ended(self, handle: int) -> bool:
+        assert not self.released[handle], "asked for a handle that was released"
+        return handle in self.outcomes
+
+    def result(self, handle: int) -> dict[str, int]:
+        outcome = self.outcomes[handle]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def release(self, handle: int) -> None:
+        self.released[handle] += 1
+
+    def end(self, handle: int, code: int = 0, moved: int | None = None) -> None:
+        length = self.submitted[handle - 1][4]
+        self.outcomes[handle] = {
+            "error_code": code,
+            "bytes_transferred": length if moved is None else moved,
+        }
+
+
+class Posted:
+    """A posting whose end is counted."""
+
+    def __init__(
+        self, what: Requests, *, window: int = 100, deadline: float = float("inf")
+    ) -> None:
+        self.comm = Comm()
+        self.finished = 0
+        self.ends: list[TransportError | None] = []
+        self.work = Work(what, self._finished, deadline=deadline)
+        self.posting = Posting(
+            self.work,
+            merge(what),
+            self.comm,
+            "host",
+            window,
+            lambda _, cause: self.ends.append(cause),
+        )
+
+    def _finished(self, work: Work) -> None:
+        self.finished += 1
+
+    @property
+    def handles(self) -> set[int]:
+        return {n + 1 for n in range(len(self.comm.submitted))} - self.comm.refused
+
+    def ended_well_kept(self) -> None:
+        """Each handle was released once, the end was told once and reported once."""
+        assert self.posting.over
+        assert self.comm.released == Counter(self.handles)
+        assert len(self.ends) == 1
+        assert (self.finished, self.work.surplus) == (1, 0)
+
+
+APART = [(100, 1000, 10), (200, 2000, 20), (300, 3000, 30)]
+
+
+@pytest.mark.parametrize(("opcode", "call"), [(Opcode.WRITE, "put"), (Opcode.READ, "get")])
+def test_a_write_is_a_put_and_a_read_is_a_get_of_the_same_addresses(
+    opcode: Opcode, call: str
+) -> None:
+    p = Posted(requests(APART, opcode))
+    p.posting.step()
+    assert p.comm.submitted == [(call, a, "host", b, n) for a, b, n in APART]
+    for handle in p.handles:
+        p.comm.end(handle)
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.COMPLETED] * 3
+    p.ended_well_kept()
+    assert p.ends == [None]
+
+
+def test_neighbours_at_both_sides_are_one_transfer() -> None:
+    rows = [(0, 1000, 10), (10, 1010, 20), (30, 1030, 5), (35, 2000, 5), (99, 2005, 1)]
+    runs = merge(requests(rows))
+    assert (runs.first, runs.length) == ([0, 3, 4, 5], [35, 5, 1])
+    assert (runs.local, runs.remote) == ([0, 35, 99], [1000, 2000, 2005])
+
+
+def test_neighbours_in_different_buffers_are_not_joined() -> None:
+    rows = [(0, 1000, 10), (10, 1010, 10)]
+    assert len(merge(requests(rows, ids=[0, 1]))) == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(1, 8)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_merging_moves_the_same_bytes_in_the_same_order(rows: list[tuple[int, int, int]]) -> None:
+    runs = merge(requests(rows))
+    moved = [
+        (a + i, b + i)
+        for a, b, n in zip(runs.local, runs.remote, runs.length, strict=True)
+        for i in range(n)
+    ]
+    assert moved == [(a + i, b + i) for a, b, n in rows for i in range(n)]
+    assert runs.first[-1] == len(rows)
+
+
+def test_what_failed_carries_the_native_code_and_the_rest_completes() -> None:
+    p = Posted(requests(APART))
+    p.posting.step()
+    p.comm.end(1)
+    p.comm.end(2, code=-5)
+    p.comm.end(3)
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+    assert "-5 (transfer)" in str(p.work.cause_of(1))
+    assert not p.work.unfenced
+    p.ended_well_kept()
+    assert p.ends == [p.work.cause_of(1)]
+
+
+def test_success_with_fewer_bytes_than_asked_is_a_failure() -> None:
+    p = Posted(requests(APART))
+    p.posting.step()
+    for handle, moved in ((1, 10), (2, 19), (3, 30)):
+        p.comm.end(handle, moved=moved)
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+    assert "19 of 20 bytes" in str(p.work.cause_of(1))
+    p.ended_well_kept()
+
+
+def test_a_merged_transfer_that_failed_fails_each_of_its_requests() -> None:
+    p = Posted(requests([(0, 1000, 10), (10, 1010, 20), (90, 3000, 5)]))
+    p.posting.step()
+    p.comm.end(1, code=-4)
+    p.comm.end(2)
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.FAILED, Status.FAILED, Status.COMPLETED]
+    p.ended_well_kept()
+
+
+@pytest.mark.parametrize("code", [-6, -9])
+def test_codes_that_do_not_say_that_it_has_ended_leave_the_outcome_unknown(code: int) -> None:
+    p = Posted(requests(APART[:1]))
+    p.posting.step()
+    p.comm.end(1, code=code)
+    p.posting.step()
+    assert p.work.unfenced
+    p.ended_well_kept()
+
+
+def test_what_the_library_does_not_take_is_refused_and_may_go_elsewhere() -> None:
+    p = Posted(requests(APART))
+    p.comm.refused = {2}
+    p.posting.step()
+    p.comm.end(1)
+    p.comm.end(3)
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.COMPLETED, Status.INITIAL, Status.COMPLETED]
+    assert "does not take a transfer of 20 bytes" in str(p.work.cause_of(1))
+    p.ended_well_kept()
+    assert p.ends == [None]  # a refusal says nothing against the connection
+
+
+def test_a_result_that_raises_releases_the_handle_all_the_same() -> None:
+    p = Posted(requests(APART))
+    p.posting.step()
+    p.comm.end(1)
+    p.comm.end(3)
+    p.comm.outcomes[2] = RuntimeError("oh")
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+    assert p.work.unfenced
+    p.ended_well_kept()
+
+
+def test_no_more_than_the_window_is_under_way() -> None:
+    rows = [(1000 * i, 5000 + 2000 * i, 1) for i in range(10)]
+    p = Posted(requests(rows), window=4)
+    p.posting.step()
+    assert len(p.comm.submitted) == 4
+    for handle in (1, 2):
+        p.comm.end(handle)
+    p.posting.step()
+    assert len(p.comm.submitted) == 6
+    for _ in range(3):
+        for handle in p.handles:
+            p.comm.end(handle)
+        p.posting.step()
+    p.ended_well_kept()
+
+
+def test_what_is_given_up_fails_at_once_and_is_held_until_the_library_has_let_go() -> None:
+    rows = [(1000 * i, 5000 + 2000 * i, 1) for i in range(4)]
+    p = Posted(requests(rows), window=3)
+    p.posting.step()
+    p.comm.end(1)
+    p.posting.step()
+    p.posting.give_up(TransportError("the peer has gone"))
+    p.posting.step()
+    assert p.finished == 1
+    assert p.posting.reported.is_set()
+    assert p.work.status.tolist() == [Status.COMPLETED, *[Status.FAILED] * 3]
+    assert p.work.unfenced
+    assert (p.posting.over, p.ends) == (False, [])
+    for handle in (2, 3, 4):
+        p.comm.end(handle, code=-5)
+    p.posting.step()
+    p.ended_well_kept()
+
+
+def test_past_its_deadline_it_ends_as_a_timeout() -> None:
+    p = Posted(requests(APART), deadline=time.monotonic() - 1)
+    p.posting.step()
+    assert p.comm.submitted == []
+    assert p.work.status.tolist() == [Status.TIMEOUT] * 3
+    p.ended_well_kept()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_uninstalling_releases_what_is_under_way_once(given_up: bool) -> None:
+    p = Posted(requests(APART))
+    p.posting.step()
+    if given_up:
+        p.posting.give_up(TransportError("closed"))
+        p.posting.step()
+    p.posting.release_all()
+    assert p.work.status.tolist() == [Status.FAILED] * 3
+    p.ended_well_kept()
+
+
+@given(st.data())
+def test_whatever_happens_every_handle_is_released_once_and_every_request_reported_once(
+    data: st.DataObject,
+) -> None:
+    rows = [(1000 * i, 5000 + 2000 * i, 4) for i in range(data.draw(st.integers(1, 8)))]
+    p = Posted(requests(rows), window=data.draw(st.integers(1, 8)))
+    p.comm.refused = data.draw(st.sets(st.integers(1, 8)))
+    for _ in range(40):
+        if p.posting.over:
+            break
+        action = data.draw(st.sampled_from(["step", "step", "end", "give up", "uninstall"]))
+        if action == "step":
+            p.posting.step()
+        elif action == "give up":
+            p.posting.give_up(TransportError("given up"))
+        elif action == "uninstall":
+            p.posting.release_all()
+        elif under_way := sorted(p.handles - set(p.comm.released) - set(p.comm.outcomes)):
+            p.comm.end(
+                data.draw(st.sampled_from(under_way)), data.draw(st.sampled_from([0, 0, -5, -6]))
+            )
+    if not p.posting.over:
+        p.posting.release_all()
+    assert p.work.finished
+    p.ended_well_kept()
