@@ -1,14 +1,21 @@
 """Moves bytes between two engines over each transport named, with only what is installed here.
 
-`rdma` cannot run here, for want of pyverbs, and must say so.
+What needs a library that is not here, such as pyverbs, must say so.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 import tent_core as tent
 from tent_core import plugins
+
+LIBRARIES = {
+    "rdma": ("pyverbs", "apt install python3-pyverbs"),
+    "mpcomm": ("mpcomm", "install the wheel of UCL-MPComm"),
+}
+"""Transports that need a module from elsewhere, and what they say where it is missing."""
 
 
 def move(transport: str) -> None:
@@ -71,11 +78,15 @@ def main() -> None:
             print(f"{transport}: works")
         elif transport != "mock":
             refuse(transport, f"install tent-{transport}")
-    if "rdma" in sys.argv[1:]:
-        report("rdma", "apt install python3-pyverbs")
-        refuse("rdma", "apt install python3-pyverbs")
-    else:
-        refuse("rdma", "install tent-rdma")
+    for transport, (module, remedy) in LIBRARIES.items():
+        if transport not in sys.argv[1:]:
+            refuse(transport, f"install tent-{transport}")
+        elif find_spec(module) is None:
+            report(transport, remedy)
+            refuse(transport, remedy)
+        else:
+            move(transport)
+            print(f"{transport}: works over {module}")
     if best := [transport for transport in ("shm", "tcp") if transport in sys.argv[1:]]:
         move_by_the_best(best[0])
 
