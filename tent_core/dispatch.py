@@ -138,6 +138,7 @@ class _Carry:
         "_may_block",
         "_name",
         "_peer",
+        "_relieved",
         "_requests",
         "_rows",
         "_selection",
@@ -166,6 +167,8 @@ class _Carry:
         self._may_block = may_block
         self._tries: tuple[Try, ...] = ()
         self._name = ""
+        self._relieved = ""
+        """The candidate for which idle peers were asked to let go."""
         self._began = 0.0
         self._submitting = 0
         self._ended_inline = False
@@ -183,7 +186,7 @@ class _Carry:
             self._exhausted()
             return None
         work = self._submit()
-        if work is not None and work.causes and self._for_lack_of_resources(work):
+        if work is not None and self._may_block and self._for_lack_of_resources(work):
             work = self._submit()
         return work
 
@@ -216,12 +219,17 @@ class _Carry:
         return work if self._ended_inline else None
 
     def _for_lack_of_resources(self, work: Work) -> bool:
-        """Whether all of `work` was refused for lack of what idle peers hold, and some have let go."""
+        """Whether nothing of `work` was done for lack of what idle peers hold, and some have let go.
+
+        Asked once for each candidate. Waits."""
         relieve = self._dispatcher.relieve
+        if relieve is None or self._relieved == self._name or not work.causes:
+            return False
+        self._relieved = self._name
         return (
-            relieve is not None
-            and self._may_block
-            and not work.status.any()  # INITIAL: nothing was accepted
+            not (work.status == Status.COMPLETED).any()
+            and not work.moved.any()
+            and not work.unfenced
             and lacks_resources(work.causes[0].cause)
             and relieve(self._peer)
         )
@@ -242,7 +250,13 @@ class _Carry:
             self._dispatcher.progress.submit(lambda: self._resume(work))
 
     def _resume(self, work: Work) -> None:
+        """In the progress thread, which may wait a little."""
         self._may_block = False
+        if self._for_lack_of_resources(work):
+            again = self._submit()
+            if again is None:
+                return
+            work = again
         if self._settle(work):
             self.run()
 
