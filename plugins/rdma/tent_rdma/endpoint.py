@@ -57,9 +57,6 @@ class RdmaEndpoint(Endpoint):
         self._posting = False
         self._post_again = False
         self._closed: str | None = None
-        self._open_notices = self.paths.open_notices
-        if settings.notifications:
-            shared.notifications.attach(peer.key, self._open_notices)
 
     # ---------------------------------------------------------------- the contract
 
@@ -82,8 +79,9 @@ class RdmaEndpoint(Endpoint):
 
     def close(self, reason: str) -> None:
         self.stop_posting(reason)
-        deadline = time.monotonic() + CLOSE_S
-        within(CLOSE_S + VERBS_S, "tent-rdma-closing", lambda: self.destroy(deadline))
+        if self._leaving:
+            deadline = time.monotonic() + CLOSE_S
+            within(CLOSE_S + VERBS_S, "tent-rdma-closing", lambda: self.destroy(deadline))
         self.settle()
 
     def stop_posting(self, reason: str) -> None:
@@ -100,8 +98,7 @@ class RdmaEndpoint(Endpoint):
 
     def destroy(self, deadline: float) -> None:
         """The second: destroy the connections, as soon as nothing is under way, or at `deadline` on the
-        monotonic clock, and the channel for notifications. A verb may hold it up."""
-        self._shared.notifications.detach(self._peer.key, self._open_notices)
+        monotonic clock. A verb may hold it up."""
         self.paths.destroy(self._leaving, deadline)
 
     def settle(self) -> None:
