@@ -20,6 +20,9 @@ from tent_rdma.connection import Connection, State
 from tent_rdma.devices import pair, ranks
 from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Nic
+from tent_rdma.notice_channels import NoticeChannels
+from tent_rdma.notices import NoticeChannel
+from tent_rdma.notifications import Notifications
 from tent_rdma.rails import Rails
 from tent_rdma.registrations import Registrations
 from tent_rdma.settings import Settings
@@ -61,6 +64,8 @@ class Shared:
     connect: Callable[[Callable[[], None]], bool]
     recover: Callable[[Callable[[], None]], bool]
     at: Callable[[object, float, Callable[[], None]], None]
+    notifications: Notifications
+    channels: NoticeChannels
     log: Any
 
 
@@ -141,6 +146,11 @@ class Paths:
         """How often each came back."""
         self._closed = False
         self.ports_changed()
+
+    def open_notices(self) -> NoticeChannel:
+        """A channel for notifications, over a rail that is up. Waits. Raises TransportError."""
+        rail = next((rail for rail in self.rails if rail.nic.usable), self.rails[0])
+        return self._shared.channels.open(self._peer, rail.nic, self._remote, rail.remote)
 
     @property
     def primary(self) -> int:
