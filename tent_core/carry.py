@@ -66,6 +66,7 @@ class Carry:
         "_options",
         "_peer",
         "_phase",
+        "_relieved",
         "_requests",
         "_rows",
         "_selection",
@@ -111,6 +112,8 @@ class Carry:
         self._ticket: Ticket | None = None
         self._admitted = False
         self._cancelled = False
+        self._relieved = ""
+        """The candidate for which idle peers were asked to let go."""
         self._abandoned: TentError | None = None
         self._watches: tuple[Handle, ...] = ()
         self._work: Work | None = None
@@ -132,7 +135,7 @@ class Carry:
                 self._leave()
                 continue
             work = self._submit()
-            if work is not None and work.causes and self._for_lack_of_resources(work):
+            if work is not None and self._may_block and self._for_lack_of_resources(work):
                 work = self._submit()
             if work is None or not self._settle(work):
                 return
@@ -226,12 +229,17 @@ class Carry:
             self.run()
 
     def _for_lack_of_resources(self, work: Work) -> bool:
-        """Whether all of `work` was refused for lack of what idle peers hold, and some have let go."""
+        """Whether nothing of `work` was done for lack of what idle peers hold, and some have let go.
+
+        Asked once for each candidate. Waits."""
         relieve = self._dispatcher.relieve
+        if relieve is None or self._relieved == self._name or not work.causes:
+            return False
+        self._relieved = self._name
         return (
-            relieve is not None
-            and self._may_block
-            and not work.status.any()  # INITIAL: nothing was accepted
+            not (work.status == Status.COMPLETED).any()
+            and not work.moved.any()
+            and not work.unfenced
             and lacks_resources(work.causes[0].cause)
             and relieve(self._peer)
         )
@@ -246,7 +254,13 @@ class Carry:
             self._dispatcher.later(lambda: self._resume(work))
 
     def _resume(self, work: Work) -> None:
+        """In the progress thread, which may wait a little."""
         self._may_block = False
+        if self._for_lack_of_resources(work):
+            again = self._submit()
+            if again is None:
+                return
+            work = again
         if self._settle(work):
             self.run()
 

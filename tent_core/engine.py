@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,12 @@ from tent_core.types import Intent, Permission, Priority
 if TYPE_CHECKING:
     from tent_core.aio import AsyncEngine
     from tent_core.control.contract import SessionInfo
+    from tent_core.control.plane import ControlPlane
     from tent_core.peers import LivePeer
     from tent_core.planning import Group
     from tent_core.plugins import Registry
     from tent_core.policy import Selection
-    from tent_core.roster import PeerInfo
+    from tent_core.roster import PeerInfo, Roster
 
 DEFAULT_CLOSE_S = 5.0
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -139,7 +140,7 @@ class Engine:
                     self.dispatcher.alarm,
                 ),
             )
-            self.dispatcher.relieve = self.roster.relieve
+            self.dispatcher.relieve = _relief(self.roster, self._control)
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
             self._carriers = Carriers(preferred(self.settings.policy, self._transports))
             self._control.serve(
@@ -490,6 +491,16 @@ class Engine:
     def wait_limit(self, timeout: float | None) -> float:
         """How long a blocking call waits: a little longer than its transfer may take."""
         return (self._transfer_s if timeout is None else timeout) + 1.0
+
+
+def _relief(roster: Roster, control: ControlPlane) -> Callable[[LivePeer | None], bool]:
+    """Has idle peers let go of what transports lack: those opened here, and one that opened this engine."""
+
+    def relieve(sparing: LivePeer | None) -> bool:
+        opened_here = roster.relieve(sparing)
+        return control.relieve() or opened_here
+
+    return relieve
 
 
 class _Handler:

@@ -28,7 +28,7 @@ from tent_core.control.loop import (
     raise_descriptor_limit,
     release,
 )
-from tent_core.control.pressure import Pressure
+from tent_core.control.pressure import ANSWER_S, Pressure
 from tent_core.control.server import ControlServer
 from tent_core.control.sessions import Sessions
 from tent_core.control.wire import WireError
@@ -173,6 +173,15 @@ class ControlPlane:
         """All sessions of peers, also of those that have departed and may still touch memory."""
         self._check()
         return self._loop.run(_soon(self._server.sessions), START_S)
+
+    def relieve(self) -> bool:
+        """Ask the peer that is idle longest, of those that opened this engine, to retire; whether it has.
+
+        Waits for that, ANSWER_S at the most, and for the release of what was kept for it."""
+        self._check()
+        return self._loop.run(
+            self._server.relieve(None, self._loop.now() + ANSWER_S), ANSWER_S + START_S
+        )
 
     def unacknowledged(
         self, version: int, concerned: Callable[[SessionInfo], bool]

@@ -34,6 +34,7 @@ from tent_core.control.wire import WireError
 from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TentError
 from tent_core.log import RateLimited
+from tent_core.scarcity import lacks_resources
 from tent_core.segments import LocalSegment
 
 LAST_WORDS_S = 1.0
@@ -113,6 +114,8 @@ class ControlServer:
         self._settings = settings
         self._sessions = sessions
         self._pressure = pressure
+        self._releases: list[Future[None]] = []
+        """Those of departed peers that may still go on."""
         self._log = log
         self._refusals = RateLimited(log, by=())
         self._appeared = appeared
@@ -260,6 +263,27 @@ class ControlServer:
                 stream.retire = True
                 stream.wake.set()
 
+    async def relieve(self, sparing: int | None, until: float) -> bool:
+        """Ask the peer that is idle longest to retire, so that what is kept for it here becomes free; whether
+        it has, in ANSWER_S and before `until`."""
+        idle = self._sessions.idle()
+        if sparing is not None:
+            idle.pop(sparing, None)
+        longest = min(idle, key=lambda session: (idle[session], session), default=None)
+        stream = None if longest is None else self._streams.get(longest)
+        if longest is None or stream is None:
+            return False
+        stream.retire = True
+        stream.wake.set()
+        until = min(until, self._loop.now() + ANSWER_S)
+        while longest in self._streams:
+            left = until - self._loop.now()
+            if left <= 0:
+                return False
+            await self.changed(self._generation, left)
+        await _ended([release for release in self._releases if not release.done()])
+        return True
+
     def _refusal(
         self, request: pb.ConnectRequest, key: PeerKey, local: SegmentDescriptor
     ) -> str | None:
@@ -340,11 +364,22 @@ class ControlServer:
             )
         left = context.time_remaining()
         timeout = self._settings.call_timeout_s if left is None else left
-        try:
+        until = self._loop.now() + timeout
+
+        async def ask() -> bytes:
             future = self._handler.bootstrap(
                 info.key, request.transport, int(request.number), request.payload
             )
-            answer = await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+            left = max(until - self._loop.now(), 0)
+            return await asyncio.wait_for(asyncio.wrap_future(future), left)
+
+        try:
+            try:
+                answer = await ask()
+            except TentError as error:
+                if not lacks_resources(error) or not await self.relieve(request.session, until):
+                    raise
+                answer = await ask()
         except TimeoutError:
             return pb.BootstrapResponse(error=f"no answer within {timeout:.3g} s")
         except Exception as error:
@@ -508,6 +543,7 @@ class ControlServer:
                     self._log.info("session_departed", peer=str(info.key), reason=reason)
                     told = self._tell(self._handler.session_departed, info, reason)
                     releases.extend(told or ())
+                    self._releases = [r for r in self._releases if not r.done()] + releases
                 case Gone(session):
                     self._processes.pop(session, lambda: None)()
         if events:

@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from control_harness import HANG_S, Listener, Peers, Side, behind_proxy, side, wait_until
@@ -26,7 +28,8 @@ from tent_core.control.pressure import (
     Pressure,
 )
 from tent_core.control.use import SLACK_S, Use
-from tent_core.errors import ClosedError, PeerRefused, TentError
+from tent_core.descriptor import PeerKey
+from tent_core.errors import ClosedError, PeerRefused, TentError, TransportError
 
 # -------------------------------------------------------------------- the line
 
@@ -343,3 +346,45 @@ def test_a_peer_that_connects_anew_takes_its_own_place_and_does_not_wait() -> No
         caller = Newcomer(newcomer, small, 2.0)
         assert introduce(b"b" * 16).accepted.session
         assert isinstance(caller.join().error, PeerRefused)
+
+
+# -------------------------------------------------------------------- what transports lack
+
+
+class Lacking(TransportError):
+    """As a transport that has no room for another peer says it."""
+
+    scarce = True
+
+
+def test_a_transport_that_lacks_what_an_idle_peer_holds_is_asked_again_when_that_has_retired() -> (
+    None
+):
+    with side() as idle, side() as busy, side() as here, side() as there:
+        longest = retires_when_asked(idle, there, 50.0)
+        other = retires_when_asked(busy, there, None)
+        connection = here.connect(there.name)
+        wait_until(lambda: len([s for s in idle_since(there) if s is not None]) == 1)
+        handler = there.handler
+        answers = handler.bootstrap
+
+        def answer(peer: PeerKey, *message: Any) -> Future[bytes]:
+            gone = {info.key for info, _ in handler.departed}
+            handler.answer = None if idle.key in gone else Lacking("no room")
+            return answers(peer, *message)
+
+        handler.bootstrap = answer  # type: ignore[method-assign]
+        assert connection.bootstrap("t", 1, b"abc", HANG_S) == b"cba"
+        assert len(handler.bootstraps) == 2
+        assert (longest.asked, other.asked) == (1, 0)
+
+
+def test_without_an_idle_peer_a_lack_is_told_as_it_is() -> None:
+    with side() as here, side() as there:
+        connection = here.connect(there.name)
+        connection.report_idle(50.0)  # who asks is not asked to go
+        wait_until(lambda: idle_since(there) != [None])
+        there.handler.answer = Lacking("no room")
+        with pytest.raises(TransportError, match="no room"):
+            connection.bootstrap("t", 1, b"abc", HANG_S)
+        assert len(there.handler.bootstraps) == 1

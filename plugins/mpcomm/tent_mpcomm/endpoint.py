@@ -44,14 +44,9 @@ class MpcommEndpoint(Endpoint):
     the transport's.
     """
 
-    def __init__(
-        self, transport: MpcommTransport, peer: Peer, address: HandshakeAddress, speaks: bool
-    ) -> None:
-        """`speaks`: the peer published the address itself, so that its transport answers."""
+    def __init__(self, transport: MpcommTransport, peer: Peer) -> None:
         self._transport = transport
         self._peer = peer
-        self._address = address
-        self._speaks = speaks
         self._way: _Way | None = None
         self._closed = ""
         self._doubt(transport.instance)
@@ -150,10 +145,11 @@ class MpcommEndpoint(Endpoint):
             if link.failures >= self._transport.retire_after:
                 self._retire(instance, link, deadline)
                 continue
+            address, _ = self._transport.address_of(self._peer)
             calls = _Calls(self, instance, link, deadline)
             try:
                 connection = instance.registry.ready(
-                    link.host_id, self._address, wanted, calls=calls, deadline=deadline
+                    link.host_id, address, wanted, calls=calls, deadline=deadline
                 )
             except _Renewed:
                 continue
@@ -176,8 +172,8 @@ class MpcommEndpoint(Endpoint):
         """Ask the peer's transport whether it is there, and which instance of the library it runs; "" if it
         cannot say. Raises TransportError: nothing that could block for ever is called then."""
         self._check_open()
-        if not self._speaks:
-            return ""
+        if not self._transport.address_of(self._peer)[1]:
+            return ""  # a peer that did not publish the address does not speak this protocol
         payload = f"{instance.life}.{link.number}".encode()
         timeout = max(0.05, min(self._transport.connect_timeout, deadline - time.monotonic()))
         return self._peer.bootstrap(payload, timeout).decode("ascii", "replace")

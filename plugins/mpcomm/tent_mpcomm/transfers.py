@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -161,7 +162,8 @@ class Posting:
             self._abandon(cause or TransportError("the engine stops"), Status.FAILED)
         if self._under_way:
             while self._under_way:
-                self._comm.release(self._under_way.popleft()[0])
+                with contextlib.suppress(Exception):
+                    self._comm.release(self._under_way.popleft()[0])
             self._finish()
 
     # ---------------------------------------------------------------- the rest is private
@@ -196,17 +198,18 @@ class Posting:
             if not under_way:
                 break
             handle, i = under_way[0]
-            if not ended(handle):
-                break
-            del under_way[0]
-            moved = True
             try:
+                if not ended(handle):
+                    break
                 outcome = result(handle)
                 code, count = outcome["error_code"], outcome["bytes_transferred"]
-            except Exception as error:
-                self._fail(i, TransportError(f"MPComm raises {error!r} for a result"), fenced=False)
-                continue
-            finally:
+            except Exception as error:  # whether it has ended is unknown, and will be
+                broken = TransportError(f"MPComm raises {error!r} for a transfer under way")
+                self._fail(i, broken, fenced=False)
+                code, count = 0, lengths[i]
+            del under_way[0]
+            moved = True
+            with contextlib.suppress(Exception):
                 release(handle)
             if code:
                 self._fail(

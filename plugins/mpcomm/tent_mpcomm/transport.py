@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -36,11 +37,16 @@ _PORT_TRIES = 8
 _TURN_S = 10.0
 _REPLACE_TRIES, _REPLACE_PAUSE_S = 3, 0.5
 _STOP_S = 0.5
+_REPORT_S = 0.05
+_GREETING_S = 1.0
 _HELLO = re.compile(rb"[0-9a-f]{16}\.[0-9]{1,9}")
 
 
 class MpcommTransport(Transport):
-    """Drives one instance of the library at a time. Threads: the poller, and one for what may wait.
+    """Drives one instance of the library at a time.
+
+    Threads: the poller; made lazily, one that connects and asks for keys for those who do not wait, and one
+    that makes the library anew.
 
     Locks, in order: `_turn`, held by whoever changes what the library knows of this engine's memory, or
     replaces the instance; `_state`, a leaf, which guards `usage` and `instance`. No lock is held while a
@@ -61,7 +67,9 @@ class MpcommTransport(Transport):
         self._endpoints: set[MpcommEndpoint] = set()
         self._stopped = False
         self._process = os.getpid()
-        self._later = SerialQueue("tent-mpcomm-later")
+        self._later = SerialQueue("tent-mpcomm-connect")
+        self._anew = SerialQueue("tent-mpcomm-anew")
+        self._running = False
         self._settings = Settings()
         self.instance: Instance
         self.postings = Ledger()
@@ -90,6 +98,7 @@ class MpcommTransport(Transport):
         self.instance = Instance(self._make())
         self.poller = Poller(*self.pace, context.log)
         self.poller.start()
+        self._running = True
         self._publish()
 
     def capabilities(self, declared: Capabilities) -> Capabilities:
@@ -103,8 +112,8 @@ class MpcommTransport(Transport):
             return [self._add(buffer) for buffer in buffers]
 
     def connect(self, peer: Peer) -> Endpoint:
-        address, published = self._address_of(peer)
-        endpoint = MpcommEndpoint(self, peer, address, published)
+        self.address_of(peer)  # or it is no candidate at all
+        endpoint = MpcommEndpoint(self, peer)
         with self._state:
             self._endpoints.add(endpoint)
         return endpoint
@@ -115,12 +124,14 @@ class MpcommTransport(Transport):
         if not _HELLO.fullmatch(payload):
             raise TransportError(f"{payload[:64]!r} is no greeting of tent-mpcomm")
         with self._state:
+            self._state.wait_for(lambda: self._stopped or not self._usage.replacing, _GREETING_S)
             if self._stopped or not self._usage.announced(peer, payload.decode("ascii")):
                 raise TransportError("MPComm is being made anew, or stops; try again")
             return self.instance.life.encode("ascii")
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
-        if using := self.postings.wait_unused(buffer.id, timeout):
+        patience = max(timeout / 2, timeout - _REPORT_S)  # so that the reason is heard in time
+        if using := self.postings.wait_unused(buffer.id, patience):
             raise TransportError(
                 f"MPComm still has {using} batches under way that use buffer {buffer.name!r}, and cannot be "
                 "told to give them up: its memory stays alive; unregister it again later"
@@ -140,11 +151,12 @@ class MpcommTransport(Transport):
             self._stopped = True
             self._state.notify_all()
         context = self._context
-        if context is not None and self._give_back is not None and hasattr(self, "poller"):
+        if context is not None and self._running:
             context.publish(None)
             for endpoint in list(self._endpoints):
                 endpoint.close("the engine stops")
             self._later.close(_STOP_S)
+            self._anew.close(_STOP_S)
             if self.postings.wait_unused(None, _STOP_S):
                 context.log.warning("mpcomm_transfers_outlive_stop", batches=len(self.postings))
             if self.poller.stop(_STOP_S) is None:
@@ -158,7 +170,7 @@ class MpcommTransport(Transport):
             self._give_back = None
 
     def holdings(self) -> Mapping[str, int]:
-        if self._context is None or self._stopped or not hasattr(self, "poller"):
+        if not self._running or self._stopped:
             return {}
         with self._state:
             usage = self._usage
@@ -208,8 +220,33 @@ class MpcommTransport(Transport):
             self._endpoints.discard(endpoint)
         self._replace_if_due()
 
+    def address_of(self, peer: Peer) -> tuple[HandshakeAddress, bool]:
+        """Where a peer's handshake port is now, and whether the peer said so itself. Raises Unreachable."""
+        segment = peer.segment
+        attribute = segment.attributes.get(NAME)
+        try:
+            if attribute is not None:
+                address = decode(attribute.payload)
+            elif self._settings.remote_port is not None:
+                host = addresses.parse(segment.name).host
+                address = HandshakeAddress(check_host(host), self._settings.remote_port)
+            else:
+                raise Unreachable(
+                    f"peer {peer.key} publishes no handshake address of MPComm; if it runs one all the same, "
+                    "set `remote_port` here"
+                )
+        except (Malformed, addresses.AddressError) as error:
+            raise Unreachable(f"peer {peer.key}: {error}") from error
+        same = self._get_context().host.same_machine(segment.host)
+        if addresses.is_loopback(address.host) and not same:
+            raise Unreachable(
+                f"peer {peer.key} advertises {address}, which is loopback, and is on another machine: set "
+                "`advertise_host` there"
+            )
+        return address, attribute is not None
+
     def later(self, call: Callable[[], None]) -> None:
-        """Run what may wait in a thread of the transport's. Raises TransportError once it stops."""
+        """Run what connects, in a thread of the transport's. Raises TransportError once it stops."""
         try:
             self._later.submit(call)
         except ClosedError as error:
@@ -257,10 +294,8 @@ class MpcommTransport(Transport):
         with self._state:
             if self._stopped or not self._usage.try_replace():
                 return
-        try:
-            self.later(self._replace)
-        except TransportError:
-            return  # it stops, and so does everything that is kept
+        with contextlib.suppress(ClosedError):  # it stops, and so does everything that is kept
+            self._anew.submit(self._replace)
 
     def _replace(self) -> None:
         """Nobody uses the instance, and it keeps too much of those who did: make another one."""
@@ -275,14 +310,15 @@ class MpcommTransport(Transport):
             with self._state:
                 stopped = self._stopped
                 if not stopped:
-                    freed = self._usage.retained
                     self.instance = made
-                    self._usage.replaced()
-                    self._state.notify_all()
         if stopped:
             made.comm.close()
             return
-        self._publish()
+        self._publish()  # before anybody is told that it is there
+        with self._state:
+            freed = self._usage.retained
+            self._usage.replaced()
+            self._state.notify_all()
         context.log.info("mpcomm_made_anew", freed_connections=freed)
         for reason in refused:
             self._warnings.warning("mpcomm_memory_declined", reason=reason)
@@ -322,31 +358,6 @@ class MpcommTransport(Transport):
             )
             return None
         return b""
-
-    def _address_of(self, peer: Peer) -> tuple[HandshakeAddress, bool]:
-        """Where a peer's handshake port is, and whether the peer said so itself. Raises Unreachable."""
-        segment = peer.segment
-        attribute = segment.attributes.get(NAME)
-        try:
-            if attribute is not None:
-                address = decode(attribute.payload)
-            elif self._settings.remote_port is not None:
-                host = addresses.parse(segment.name).host
-                address = HandshakeAddress(check_host(host), self._settings.remote_port)
-            else:
-                raise Unreachable(
-                    f"peer {peer.key} publishes no handshake address of MPComm; if it runs one all the same, "
-                    "set `remote_port` here"
-                )
-        except (Malformed, addresses.AddressError) as error:
-            raise Unreachable(f"peer {peer.key}: {error}") from error
-        same = self._get_context().host.same_machine(segment.host)
-        if addresses.is_loopback(address.host) and not same:
-            raise Unreachable(
-                f"peer {peer.key} advertises {address}, which is loopback, and is on another machine: set "
-                "`advertise_host` there"
-            )
-        return address, attribute is not None
 
 
 def device_list(topology: Topology) -> str:

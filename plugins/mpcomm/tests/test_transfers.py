@@ -224,6 +224,22 @@ def test_a_result_that_raises_releases_the_handle_all_the_same() -> None:
     p.ended_well_kept()
 
 
+def test_a_handle_that_cannot_be_asked_for_is_given_up_with_its_outcome_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    p = Posted(requests(APART))
+    p.posting.step()
+
+    def broken(handle: int) -> bool:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr(p.comm, "ended", broken)
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.FAILED] * 3
+    assert p.work.unfenced
+    p.ended_well_kept()
+
+
 def test_no_more_than_the_window_is_under_way() -> None:
     rows = [(1000 * i, 5000 + 2000 * i, 1) for i in range(10)]
     p = Posted(requests(rows), window=4)

@@ -534,3 +534,15 @@ def test_a_greeting_from_outside_is_checked(rig: Rig) -> None:
     for payload in (b"", b"hello", b"0" * 16, b"0" * 16 + b".x", b"\xff" * 80):
         with pytest.raises(TransportError, match="no greeting"):
             rig.there.transport.bootstrap(rig.here.segment.snapshot.key, payload)
+
+
+def test_who_does_not_wait_is_carried_by_the_instance_that_is_just_being_made() -> None:
+    with Rig(max_retained=0) as rig:
+        source, target = rig.pair()
+        endpoint = rig.open()
+        write(endpoint, source, target).wait()
+        with rig.here.transport._turn:  # type: ignore[attr-defined]  # which replacing it takes
+            gone(rig, endpoint)
+            work = write(rig.open(), source, target)
+            assert not work.work.finished
+        assert work.wait().status.tolist() == [Status.COMPLETED]

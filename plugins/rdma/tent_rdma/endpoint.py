@@ -57,6 +57,9 @@ class RdmaEndpoint(Endpoint):
         self._posting = False
         self._post_again = False
         self._closed: str | None = None
+        self._open_notices = self.paths.open_notices
+        if settings.notifications:
+            shared.notifications.attach(peer.key, self._open_notices)
 
     # ---------------------------------------------------------------- the contract
 
@@ -79,9 +82,8 @@ class RdmaEndpoint(Endpoint):
 
     def close(self, reason: str) -> None:
         self.stop_posting(reason)
-        if self._leaving:
-            deadline = time.monotonic() + CLOSE_S
-            within(CLOSE_S + VERBS_S, "tent-rdma-closing", lambda: self.destroy(deadline))
+        deadline = time.monotonic() + CLOSE_S
+        within(CLOSE_S + VERBS_S, "tent-rdma-closing", lambda: self.destroy(deadline))
         self.settle()
 
     def stop_posting(self, reason: str) -> None:
@@ -98,7 +100,8 @@ class RdmaEndpoint(Endpoint):
 
     def destroy(self, deadline: float) -> None:
         """The second: destroy the connections, as soon as nothing is under way, or at `deadline` on the
-        monotonic clock. A verb may hold it up."""
+        monotonic clock, and the channel for notifications. A verb may hold it up."""
+        self._shared.notifications.detach(self._peer.key, self._open_notices)
         self.paths.destroy(self._leaving, deadline)
 
     def settle(self) -> None:
@@ -264,7 +267,6 @@ class RdmaEndpoint(Endpoint):
     def _lost(self, loss: Loss) -> None:
         """A connection failed, or could not be made. In a worker."""
         again = []
-        why = str(loss.cause)
         for run in loss.runs:
             if run is loss.culprit:
                 run.transfer.fail(run.start, run.stop, loss.cause, fenced=loss.harmless(run))
@@ -272,13 +274,13 @@ class RdmaEndpoint(Endpoint):
                 run.transfer.fail(run.start, run.stop, loss.cause, fenced=False)
             else:
                 if loss.culprit is None:
-                    self.paths.exclude(run.transfer, loss.rail, why)
+                    self.paths.exclude(run.transfer, loss.rail, loss.cause)
                 again.append(run)
         if not loss.runs:  # it failed before anything was under way: for what waited for it
             with self._lock:
                 for transfer in self._waiting.all():
                     if transfer.pool == loss.pool:
-                        self.paths.exclude(transfer, loss.rail, why)
+                        self.paths.exclude(transfer, loss.rail, loss.cause)
                 self._waiting.sort_again()
         self._again(again)
         self.resume()

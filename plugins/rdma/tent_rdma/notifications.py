@@ -47,13 +47,14 @@ class Notifications:
     def __init__(
         self,
         notified: Callable[[PeerKey, bytes], bytes],
-        work: Callable[[Callable[[], None]], None],
+        work: Callable[[Callable[[], None]], bool],
         log: Any,
         *,
         drain_timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`notified(peer, message)` is the engine's; `work(call)` runs a call that may wait, in some thread.
+        """`notified(peer, message)` is the engine's; `work(call)` runs a call that may wait, in some thread,
+        or answers False when there is none any more.
 
         `drain_timeout`: seconds for a channel to let go of what is outstanding.
         """
@@ -171,7 +172,9 @@ class Notifications:
         outcome: Future[bytes] = Future()
         outcome.set_running_or_notify_cancel()
         assert open is not None
-        self._work(partial(self._open_for, peer, found, open, message, outcome))
+        if not self._work(partial(self._open_for, peer, found, open, message, outcome)):
+            self._opened(peer, found, worked=False)
+            return None
         return outcome
 
     def _open_for(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from tent_core.errors import TransportError, Unreachable
+from tent_core.scarcity import lacks_resources
 from tent_core.topology import Topology
 from tent_core.transport import Peer
 from tent_core.types import Opcode
@@ -19,6 +20,9 @@ from tent_rdma.connection import Connection, State
 from tent_rdma.devices import pair, ranks
 from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Nic
+from tent_rdma.notice_channels import NoticeChannels
+from tent_rdma.notices import NoticeChannel
+from tent_rdma.notifications import Notifications
 from tent_rdma.rails import Rails
 from tent_rdma.registrations import Registrations
 from tent_rdma.settings import Settings
@@ -60,6 +64,8 @@ class Shared:
     connect: Callable[[Callable[[], None]], bool]
     recover: Callable[[Callable[[], None]], bool]
     at: Callable[[object, float, Callable[[], None]], None]
+    notifications: Notifications
+    channels: NoticeChannels
     log: Any
 
 
@@ -132,7 +138,7 @@ class Paths:
         """Those that failed and are on their way out."""
         self._unconfirmed: set[int] = set()
         """Those of which the peer may keep an end, by their identifiers."""
-        self._troubles: dict[int, str] = {}
+        self._troubles: dict[int, TransportError] = {}
         """Why the last use of a rail failed."""
         self._down: set[int] = set()
         """Rails whose port here is down."""
@@ -140,6 +146,11 @@ class Paths:
         """How often each came back."""
         self._closed = False
         self.ports_changed()
+
+    def open_notices(self) -> NoticeChannel:
+        """A channel for notifications, over a rail that is up. Waits. Raises TransportError."""
+        rail = next((rail for rail in self.rails if rail.nic.usable), self.rails[0])
+        return self._shared.channels.open(self._peer, rail.nic, self._remote, rail.remote)
 
     @property
     def primary(self) -> int:
@@ -184,7 +195,15 @@ class Paths:
                 if index not in self._excluded(transfer)
             ):
                 return None  # on probation, and being tried right now
-        raise NoRail(f"no rail to {self._peer.key} is left: {self.describe(transfer)}")
+        raise self._no_rail(transfer)
+
+    def _no_rail(self, transfer: Transfer) -> NoRail:
+        """With a lack of resources as its cause, if there was one: the engine may know of a remedy."""
+        error = NoRail(f"no rail to {self._peer.key} is left: {self.describe(transfer)}")
+        causes = [exclusion.cause for exclusion in list(transfer.excluded.values())]
+        causes += list(self._troubles.values())
+        error.__cause__ = next((c for c in causes if lacks_resources(c)), None)
+        return error
 
     def _used(self, connection: Connection, transfer: Transfer) -> None:
         """Note a use for the order of eviction: its first user, for which it was made, does not count."""
@@ -193,9 +212,9 @@ class Paths:
                 self._shared.stores.touch(connection)
             connection.user = id(transfer)
 
-    def exclude(self, transfer: Transfer, rail: int, why: str) -> None:
+    def exclude(self, transfer: Transfer, rail: int, cause: TransportError) -> None:
         """The transfer does not use a rail any more, unless its port comes back."""
-        transfer.excluded[rail] = Exclusion(why, self._returns[rail])
+        transfer.excluded[rail] = Exclusion(cause, self._returns[rail])
 
     def _excluded(self, transfer: Transfer) -> set[int]:
         if not transfer.excluded:
@@ -217,9 +236,10 @@ class Paths:
             states = self._health.state(time.monotonic())
             parts = []
             for index, (rail, state) in enumerate(zip(self.rails, states, strict=True)):
-                why = self._troubles.get(index, "")
+                trouble: object = self._troubles.get(index, "")
                 if transfer and index in self._excluded(transfer):
-                    why = transfer.excluded[index].why
+                    trouble = transfer.excluded[index].cause
+                why = str(trouble)
                 if not rail.nic.usable:
                     why = f"{rail.nic.name} is down here"
                 elif transfer and transfer.devices and rail.nic.name not in transfer.devices:
@@ -332,7 +352,7 @@ class Paths:
             self._connecting.pop((index, pool), None)
             if self._closed:
                 return
-            self._troubles[index] = str(error)
+            self._troubles[index] = error
             self._health.failed(index, time.monotonic())
         self._shared.log.warning(
             "rdma_connect_failed",
@@ -442,7 +462,7 @@ class Paths:
                 return  # `close` has it
             self._ending.add(connection)
             if culprit is None:
-                self._troubles[connection.rail] = why
+                self._troubles[connection.rail] = cause
                 self._health.failed(connection.rail, time.monotonic())
         self._shared.recover(partial(self._recover, connection, cause, culprit))
 

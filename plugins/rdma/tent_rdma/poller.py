@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from tent_rdma.nic import Nic
+from tent_rdma.notice_queue import NoticeQueue
 from tent_rdma.verbs import VerbsError
 
 ROUNDS = 16
@@ -25,7 +26,7 @@ LONGEST_S = 3600.0
 class Poller:
     """One thread for some NICs: completions, events of the devices, and calls at their time.
 
-    `start` and `stop` once each; `at` from any thread.
+    `start` and `stop` once each; `at`, `watch` and `forget` from any thread.
     """
 
     def __init__(self, name: str, nics: Sequence[Nic], spin: float, log: Any) -> None:
@@ -35,6 +36,9 @@ class Poller:
         self._log = log
         self._stopping = False
         self._lock = threading.Lock()
+        self._watched: dict[int, NoticeQueue] = {}
+        """By descriptor; changed by `watch`, and otherwise in the thread alone."""
+        self._epoll = select.epoll()
         self._calls: dict[object, tuple[float, Callable[[], None]]] = {}
         self._wakes = math.inf
         """When it wakes by itself."""
@@ -56,7 +60,24 @@ class Poller:
         with self._lock:
             os.close(self._wake)
             self._wake = -1
+        for queue in list(self._watched.values()):
+            self._guarded(partial(self._drop, queue))
+        self._epoll.close()
         return True
+
+    def watch(self, queue: NoticeQueue) -> None:
+        """Call `queue.woken()` in the thread whenever it is readable, until `forget`."""
+        self._watched[queue.fileno()] = queue
+        self._epoll.register(queue.fileno(), select.EPOLLIN)
+
+    def forget(self, queue: NoticeQueue) -> None:
+        """Watch it no more, then close it: in the thread, which may be using it, or when that has ended."""
+        self.at(queue, 0.0, partial(self._drop, queue))
+
+    def _drop(self, queue: NoticeQueue) -> None:
+        if self._watched.pop(queue.fileno(), None) is queue:
+            self._epoll.unregister(queue.fileno())
+            queue.close()
 
     def at(self, owner: object, when: float, call: Callable[[], None]) -> None:
         """Make a call in the thread once time.monotonic() is `when`; never if that is infinite. Of each owner
@@ -69,12 +90,12 @@ class Poller:
                     os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
+        poll = self._epoll
+        poll.register(self._wake, select.EPOLLIN)
         completions = {nic.channel.fileno(): nic for nic in self._nics}
         events = {nic.device.fileno(): nic for nic in self._nics}
         for fd in (*completions, *events):
-            poll.register(fd, select.POLLIN)
+            poll.register(fd, select.EPOLLIN)
         awake: set[Nic] = set()
         until = 0.0
         while not self._stopping:
@@ -89,7 +110,9 @@ class Poller:
                         event = nic.take_event()
                         self._log.info("rdma_event", nic=nic.name, what=event.value)
                         self._guarded(partial(nic.tell, event))
-                    else:
+                    elif fd in self._watched:
+                        self._guarded(self._watched[fd].woken)
+                    elif fd == self._wake:
                         os.eventfd_read(fd)
                 except VerbsError as error:
                     if error.errno == errno.EAGAIN:
@@ -116,14 +139,13 @@ class Poller:
                 return False
         return True
 
-    def _sleep(self) -> int | None:
-        """Milliseconds until the next call is due."""
+    def _sleep(self) -> float | None:
+        """Seconds until the next call is due."""
         with self._lock:
             self._wakes = min((when for when, _ in self._calls.values()), default=math.inf)
             if self._wakes == math.inf:
                 return None
-            seconds = min(max(self._wakes - time.monotonic(), 0), LONGEST_S)
-            return math.ceil(seconds * 1000)
+            return min(max(self._wakes - time.monotonic(), 0), LONGEST_S)
 
     def _make_calls(self) -> None:
         if self._calls:

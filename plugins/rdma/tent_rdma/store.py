@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -19,8 +18,8 @@ T = TypeVar("T")
 class Full(TransportError):
     """No room for another connection on a NIC, and none that could be let go."""
 
-    errno = errno.ENOSPC
-    """What it is a lack of, as of a VerbsError: idle peers may hold it."""
+    scarce = True
+    """Idle peers may hold what is lacking: as of a VerbsError."""
 
 
 class _Store:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tent_core.errors import TransportError
 from tent_core.slicing import Chunks, Finished, Progress, Rule, Slices, cut
 from tent_core.types import Status
 from tent_core.work import Requests, Work
@@ -35,7 +36,7 @@ class Column(NamedTuple):
 class Exclusion(NamedTuple):
     """Why a transfer does not use a rail any more, and how often the rail's port had come back by then."""
 
-    why: str
+    cause: TransportError
     returns: int
 
 

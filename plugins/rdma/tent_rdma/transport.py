@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from tent_core.descriptor import PeerKey
@@ -17,6 +18,8 @@ from tent_rdma.devices import choose
 from tent_rdma.endpoint import VERBS_S, RdmaEndpoint
 from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Listeners, Nic
+from tent_rdma.notice_channels import NoticeChannels
+from tent_rdma.notifications import Notifications
 from tent_rdma.passive import PassiveEnds
 from tent_rdma.paths import Shared
 from tent_rdma.poller import Poller
@@ -31,6 +34,8 @@ WORKERS = 32
 its peer for some seconds where that does not answer."""
 STOP_S, CLOSE_S = 1.8, 1.0
 """Seconds for `stop`, and of them for what is under way to end; the contract gives it two."""
+NOTICES_S = 0.3
+"""Seconds for a channel of notifications to let go of what is outstanding."""
 RELEASE_S = 0.9
 """Seconds for `release`; the contract gives it one."""
 
@@ -66,6 +71,21 @@ class RdmaTransport(Transport):
         self._registrations = Registrations(self._nics, settings.largest_registration, side_by_side)
         self._stores = Stores(self._nics, settings.max_connections, self._evict)
         self._passive = PassiveEnds(self._nics, self._stores, settings)
+        watching: list[Poller] = []
+        for index in range(len(self._nics)):
+            if index < settings.pollers:
+                poller = Poller(
+                    f"tent-rdma-poller-{index}",
+                    self._nics[index :: settings.pollers],
+                    settings.spin / 1e6,
+                    context.log,
+                )
+                self._pollers.append(poller)
+            watching.append(self._pollers[index % settings.pollers])
+        self._notifications = Notifications(
+            context.notified, recover.submit, context.log, drain_timeout=NOTICES_S
+        )
+        self._channels = NoticeChannels(self._nics, watching, self._notifications, settings)
         self._shared = Shared(
             self._nics,
             context.topology,
@@ -75,16 +95,11 @@ class RdmaTransport(Transport):
             connect.submit,
             recover.submit,
             self._at,
+            self._notifications,
+            self._channels,
             context.log,
         )
-        for number in range(min(settings.pollers, len(self._nics))):
-            poller = Poller(
-                f"tent-rdma-poller-{number}",
-                self._nics[number :: settings.pollers],
-                settings.spin / 1e6,
-                context.log,
-            )
-            self._pollers.append(poller)
+        for poller in self._pollers:
             poller.start()
         attribute = SegmentAttribute(nics=[nic.address for nic in self._nics])
         context.publish(attribute.encode())
@@ -115,17 +130,24 @@ class RdmaTransport(Transport):
         if isinstance(message, Close):
             self._passive.close(peer, message.connections)
             return Closed().encode()
-        raise TransportError("notifications go by the control plane")
+        return self._channels.answer(peer, message).encode()
+
+    def exchange(self, peer: PeerKey, message: bytes) -> Future[bytes] | None:
+        return self._notifications.exchange(peer, message)
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
         self._registrations.remove(buffer)
 
     def release(self, peer: PeerKey, reason: str) -> None:
         self._stores.clear_away()
-        if not within(RELEASE_S, "tent-rdma-release", lambda: self._passive.release(peer)):
+        if not within(RELEASE_S, "tent-rdma-release", lambda: self._release(peer)):
             raise TransportError(
                 f"the queue pairs of {peer} are still being destroyed: a verb hangs"
             )
+
+    def _release(self, peer: PeerKey) -> None:
+        self._notifications.release(peer)
+        self._passive.release(peer)
 
     def stop(self) -> None:
         if self._stopped:
@@ -160,6 +182,8 @@ class RdmaTransport(Transport):
             endpoint.destroy(deadline)
         for endpoint in endpoints:
             endpoint.settle()
+        if self._pollers and not self._notifications.stop(NOTICES_S):
+            self._context.log.error("rdma_notifications_did_not_stop", seconds=NOTICES_S)
         for workers in self._workers:
             workers.stop(max(deadline - time.monotonic(), VERBS_S))
         for poller in self._pollers:

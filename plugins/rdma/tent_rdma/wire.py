@@ -95,10 +95,12 @@ class Closed(_Message):
 
 
 class OpenNotices(_Message):
-    """The initiator of a connection adds the queue pair for notifications to it."""
+    """A peer that is about to send its first notification asks for the other end of a queue pair for them."""
 
     kind: Literal["open_notices"] = "open_notices"
-    connection: _U64
+    nic: Annotated[int, Field(ge=0, lt=MAX_NICS)]
+    """Which of the receiver's NICs, by its place in the receiver's attribute."""
+    sender: NicAddress
     queue_pair: Ready
 
 

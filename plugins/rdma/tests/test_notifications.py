@@ -32,7 +32,7 @@ class Engine:
         self.now = 0.0
         self.notifications = Notifications(
             self._notified,
-            lambda job: self.jobs.append(job),
+            lambda job: self.jobs.append(job) is None,
             structlog.wrap_logger(structlog.ReturnLogger(), processors=[lambda *_: ""]),
             drain_timeout=0.0,
             clock=lambda: self.now,
