@@ -79,6 +79,7 @@ class Poller:
                     moved = posting.step() or moved
                 except Exception as error:  # of a callback of ours or of the application
                     self._log.error("mpcomm_poller_raised", error=repr(error))
+                    moved = True  # it may be over
             if moved:
                 self._postings = [p for p in self._postings if not p.over]
                 pace.moved()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -72,6 +73,14 @@ def test_a_missing_library_fails_an_engine_that_insists() -> None:
     found = registry(UnavailableAdapter("the module mpcomm is not installed: install the wheel"))
     with pytest.raises(tent.ConfigError, match="not installed: install the wheel"):
         tent.Engine({**config(), "transports": {"mpcomm": {"enable": True}}}, plugins=found)
+
+
+def test_the_list_of_plugins_says_why_it_cannot_be_used_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpcomm", None)  # which makes its import fail
+    (row,) = [row for row in plugins.discover().report() if row.name == "mpcomm"]
+    assert (row.number, "install the wheel of UCL-MPComm" in row.reason) == (12, True)
 
 
 def missing() -> Any:

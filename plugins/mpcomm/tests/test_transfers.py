@@ -18,17 +18,19 @@ from tent_mpcomm.transfers import Posting, merge
 
 
 def requests(
-    rows: list[tuple[int, int, int]], opcode: Opcode = Opcode.WRITE, ids: list[int] | None = None
+    rows: list[tuple[int, int, int]],
+    opcode: Opcode = Opcode.WRITE,
+    local_ids: list[int] | None = None,
+    remote_ids: list[int] | None = None,
 ) -> Requests:
-    """Rows of local address, remote address and length."""
+    """Rows of local address, remote address and length, in buffer 0 of either side unless said otherwise."""
     local = np.array([(a, n) for a, _, n in rows], np.uint64)
     remote = np.array([(b, n) for _, b, n in rows], np.uint64)
-    number = np.array(ids if ids is not None else [0] * len(rows), np.int32)
+    ours, theirs = (np.array(ids or [0] * len(rows), np.int32) for ids in (local_ids, remote_ids))
+    here, there = (tuple(dict.fromkeys(ids.tolist())) for ids in (ours, theirs))
     total = sum(n for *_, n in rows)
-    used = tuple(dict.fromkeys(number.tolist()))
-    return Requests(
-        opcode, local, remote, number, number, used, used, dict.fromkeys(used, 1), total
-    )
+    generations = dict.fromkeys(there, 1)
+    return Requests(opcode, local, remote, ours, theirs, here, there, generations, total)
 
 
 class Comm:
@@ -133,7 +135,9 @@ def test_neighbours_at_both_sides_are_one_transfer() -> None:
 
 def test_neighbours_in_different_buffers_are_not_joined() -> None:
     rows = [(0, 1000, 10), (10, 1010, 10)]
-    assert len(merge(requests(rows, ids=[0, 1]))) == 2
+    assert len(merge(requests(rows))) == 1
+    assert len(merge(requests(rows, local_ids=[0, 1]))) == 2
+    assert len(merge(requests(rows, remote_ids=[0, 1]))) == 2
 
 
 @given(
