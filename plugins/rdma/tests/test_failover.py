@@ -11,9 +11,10 @@ from rig import KIB, Rig, completed, connected, ended, transport
 
 import tent_rdma.verbs
 from tent_core.errors import TransportError
-from tent_core.testing.harness import Row, Submitted
+from tent_core.testing.harness import Row, Submitted, requests
 from tent_core.testing.waiting import wait_until
 from tent_core.types import Opcode
+from tent_core.work import Work
 from tent_rdma import paths
 from tent_rdma.wire import Close, Open
 
@@ -381,3 +382,18 @@ def test_a_run_that_is_posted_at_the_moment_when_its_nic_is_lost_moves() -> None
         thread.join()
         completed(made[0])
         assert (ours == theirs).all()
+
+
+def test_who_waits_for_a_transfer_of_his_own_is_not_kept_by_a_drain_that_nobody_sees() -> None:
+    with connected(fabric(nics=1), drain_timeout="1h", spin=10_000) as rig:
+        here, _ = rig.buffer(rig.a, KIB)
+        there, _ = rig.buffer(rig.b, KIB)
+        rig.work_through()
+        wait_until(lambda: not transport(rig.a)._nics[0]._armed)
+        rig.verbs.faults.fail_work(RETRIES_EXCEEDED)
+        submitted = Submitted.__new__(Submitted)
+        submitted.finished, submitted._ended = 0, threading.Event()
+        work = Work(requests(WRITE, [(here, 0, there, 0, KIB)]), submitted._finish, may_block=True)
+        submitted.work = work
+        rig.endpoint.submit(work)
+        assert "retries exceeded" in str(ended(submitted).causes[0].cause)
