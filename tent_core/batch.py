@@ -76,6 +76,7 @@ class Batch:
 
     __slots__ = (
         "_callbacks",
+        "_cancelled",
         "_carries",
         "_failures",
         "_gate",
@@ -102,6 +103,7 @@ class Batch:
         self._left = n
         self._failures: list[Failed] = []
         self._callbacks: list[Callable[[Batch], None]] = []
+        self._cancelled = False
         self._carries: Sequence[Cancellable] = ()
         self._push: Callable[[], object] | None = None
         self._lock = threading.Lock()
@@ -129,6 +131,10 @@ class Batch:
             if not self.done:
                 self._carries = (*self._carries, *carries)
                 self._push = push
+            cancelled = self._cancelled
+        if cancelled:  # while its peer was being woken
+            for carry in carries:
+                carry.cancel()
 
     def settle(
         self,
@@ -177,6 +183,7 @@ class Batch:
         waits: the memory is free when the batch has ended.
         """
         with self._lock:
+            self._cancelled = True
             carries = self._carries
         for carry in carries:
             carry.cancel()
