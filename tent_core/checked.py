@@ -19,6 +19,7 @@ from tent_core.errors import (
     UsageError,
 )
 from tent_core.inflight import begin_all
+from tent_core.integrity import Sums, sums_of
 from tent_core.memory import Buffer, BufferSlice
 from tent_core.options import ManyOptions
 from tent_core.planning import Group
@@ -37,7 +38,7 @@ Plan: TypeAlias = Callable[[], list[Group]]
 class Checked:
     """Requests that passed every check, and the buffers that they hold while they are carried."""
 
-    __slots__ = ("engine", "local", "parts", "peer", "remote", "segment")
+    __slots__ = ("_sums", "engine", "local", "parts", "peer", "remote", "segment")
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Checked:
         self.parts = parts
         self.local = local
         self.remote = remote
+        self._sums: Sums | None = None
         self._check_owners()
         for requests, _ in parts:
             here, there = set(requests.local_used), set(requests.remote_used)
@@ -85,6 +87,12 @@ class Checked:
             raise next(_gone(user) for user in users if user.inflight is shut)
         return marks
 
+    def sums(self) -> Sums:
+        """How to sum what these move. Raises UsageError where it cannot be."""
+        if self._sums is None:
+            self._sums = sums_of(self)
+        return self._sums
+
     def groups(self, options: Options) -> list[Group]:
         """Which rows go to which candidates."""
         local = {b.id: b.trait for b in self.local}
@@ -105,6 +113,10 @@ class Checked:
         engine, peer = self.engine, self.peer
         batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
         deadline = engine.deadline(options)
+        note = options.note
+        if note is not None:
+            sums = self.sums() if note.integrity else None
+            engine.announcer.follow(batch, peer, note, sums, deadline)
         if peer.try_begin():
             self._go(batch, options, may_block, plan, deadline)
         elif may_block:
