@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from rig import KIB, Rig, completed, connected, ended, transport
+from rig import KIB, Rig, completed, connected, ended, fabric, transport
 
 import tent_rdma.verbs
 from tent_core.errors import TransportError
@@ -388,12 +388,16 @@ def test_who_waits_for_a_transfer_of_his_own_is_not_kept_by_a_drain_that_nobody_
     with connected(fabric(nics=1), drain_timeout="1h", spin=10_000) as rig:
         here, _ = rig.buffer(rig.a, KIB)
         there, _ = rig.buffer(rig.b, KIB)
-        rig.work_through()
-        wait_until(lambda: not transport(rig.a)._nics[0]._armed)
+
+        def submit() -> Submitted:
+            submitted = Submitted.__new__(Submitted)
+            submitted.finished, submitted._ended = 0, threading.Event()
+            columns = requests(WRITE, [(here, 0, there, 0, KIB)])
+            submitted.work = Work(columns, submitted._finish, may_block=True)
+            rig.endpoint.submit(submitted.work)
+            return submitted
+
+        nic = transport(rig.a)._nics[0]
+        wait_until(lambda: completed(submit()) and not nic._armed)
         rig.verbs.faults.fail_work(RETRIES_EXCEEDED)
-        submitted = Submitted.__new__(Submitted)
-        submitted.finished, submitted._ended = 0, threading.Event()
-        work = Work(requests(WRITE, [(here, 0, there, 0, KIB)]), submitted._finish, may_block=True)
-        submitted.work = work
-        rig.endpoint.submit(work)
-        assert "retries exceeded" in str(ended(submitted).causes[0].cause)
+        assert "retries exceeded" in str(ended(submit()).causes[0].cause)
