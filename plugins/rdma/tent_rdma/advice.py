@@ -37,6 +37,13 @@ def advice(number: int, length: int, limits: Limits) -> str:
     return ""
 
 
+def raise_memlock() -> None:
+    """Allow this process to lock as much as it may allow itself: the kernel counts against the soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+
+
 def pinned() -> int:
     """Bytes that this process has locked for devices (VmPin of proc(5))."""
     found = re.search(r"^VmPin:\s+([0-9]+) kB", STATUS.read_text(), re.MULTILINE)

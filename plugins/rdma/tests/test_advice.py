@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 
 import pytest
 from rig import MIB, connected, fabric
@@ -48,6 +49,15 @@ def test_advice_keeps_the_number_and_the_error_that_it_is_about() -> None:
 
 def test_what_this_process_has_locked_is_a_number() -> None:
     assert pinned() >= 0
+
+
+def test_the_limit_is_raised_as_far_as_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 30))
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: asked.append(limit))
+    with connected():
+        pass
+    assert set(asked) == {(resource.RLIMIT_MEMLOCK, (1 << 30, 1 << 30))}
 
 
 def test_a_buffer_beyond_the_limit_is_declined_with_the_remedy(
