@@ -99,8 +99,9 @@ class Posting:
         window: int,
         ended: Callable[[Posting, TransportError | None], None],
     ) -> None:
-        """`ended(posting, cause)` is called once when the library holds nothing of it any more, with the
-        first native failure, before its end is reported unless it was given up."""
+        """`ended(posting, cause)` is called once when the library holds nothing of it any more, with what
+        speaks against the connection if anything does, and before its end is reported unless it was given up.
+        """
         self.work = work
         self.local_used = work.requests.local_used
         self.reported = threading.Event()
@@ -180,6 +181,9 @@ class Posting:
                 continue
             if handle:
                 under_way.append((handle, i))
+            elif under_way:
+                stop = i  # perhaps there is no room: again when one of them has ended
+                break
             else:
                 refusal = TransportError(
                     f"MPComm does not take a transfer of {runs.length[i]} bytes to {host_id}: no connection, "
@@ -252,9 +256,16 @@ class Posting:
             self._report(Status.FAILED)
 
     def _finish(self) -> None:
-        native = [t.cause for t in self._troubles if not t.refused] if self._troubles else []
+        self._ended(self, self._objection() if self._troubles else None)
+
+    def _objection(self) -> TransportError | None:
+        """What speaks against the connection: a transfer that failed, or that not one was taken."""
         given_up = self._given_up[0] if self._given_up is not None else None
-        self._ended(self, next((cause for cause in native if cause is not given_up), None))
+        failed = [t.cause for t in self._troubles if not t.refused and t.cause is not given_up]
+        if not failed and all(t.refused for t in self._troubles):
+            refused = sum(t.stop - t.start for t in self._troubles)
+            failed = [self._troubles[0].cause] if refused == len(self.work) else []
+        return failed[0] if failed else None
 
     def _report(self, status: Status) -> None:
         self._reported = True

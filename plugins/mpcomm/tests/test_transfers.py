@@ -41,11 +41,14 @@ class Comm:
         self.outcomes: dict[int, dict[str, int] | Exception] = {}
         self.released: Counter[int] = Counter()
         self.refused: set[int] = set()
+        """Local addresses that it does not take."""
 
     def _submit(self, call: str, local: int, host_id: str, remote: int, length: int) -> int:
         self.submitted.append((call, local, host_id, remote, length))
-        number = len(self.submitted)
-        return 0 if number in self.refused else number
+        if local in self.refused:
+            self.submitted.pop()
+            return 0
+        return len(self.submitted)
 
     def put(self, *what: Any) -> int:
         return self._submit("put", *what)
@@ -98,7 +101,7 @@ class Posted:
 
     @property
     def handles(self) -> set[int]:
-        return {n + 1 for n in range(len(self.comm.submitted))} - self.comm.refused
+        return {n + 1 for n in range(len(self.comm.submitted))}
 
     def ended_well_kept(self) -> None:
         """Each handle was released once, the end was told once and reported once."""
@@ -205,15 +208,42 @@ def test_codes_that_do_not_say_that_it_has_ended_leave_the_outcome_unknown(code:
 
 def test_what_the_library_does_not_take_is_refused_and_may_go_elsewhere() -> None:
     p = Posted(requests(APART))
-    p.comm.refused = {2}
+    p.comm.refused = {200}
     p.posting.step()
     p.comm.end(1)
-    p.comm.end(3)
+    p.posting.step()
+    p.posting.step()
+    p.comm.end(2)
     p.posting.step()
     assert p.work.status.tolist() == [Status.COMPLETED, Status.INITIAL, Status.COMPLETED]
     assert "does not take a transfer of 20 bytes" in str(p.work.cause_of(1))
     p.ended_well_kept()
-    assert p.ends == [None]  # a refusal says nothing against the connection
+    assert p.ends == [None]  # others got through, so that nothing is wrong with the connection
+
+
+def test_what_there_is_no_room_for_is_submitted_again_when_there_is() -> None:
+    p = Posted(requests(APART))
+    p.comm.refused = {300}
+    p.posting.step()
+    assert len(p.comm.submitted) == 2
+    p.comm.refused = set()
+    p.comm.end(1)
+    p.posting.step()
+    assert len(p.comm.submitted) == 3
+    for handle in (2, 3):
+        p.comm.end(handle)
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.COMPLETED] * 3
+    p.ended_well_kept()
+
+
+def test_a_connection_that_takes_nothing_at_all_has_failed() -> None:
+    p = Posted(requests(APART))
+    p.comm.refused = {100, 200, 300}
+    p.posting.step()
+    assert p.work.status.tolist() == [Status.INITIAL] * 3
+    p.ended_well_kept()
+    assert p.ends == [p.work.cause_of(0)]
 
 
 def test_a_result_that_raises_releases_the_handle_all_the_same() -> None:
@@ -305,7 +335,7 @@ def test_whatever_happens_every_handle_is_released_once_and_every_request_report
 ) -> None:
     rows = [(1000 * i, 5000 + 2000 * i, 4) for i in range(data.draw(st.integers(1, 8)))]
     p = Posted(requests(rows), window=data.draw(st.integers(1, 8)))
-    p.comm.refused = data.draw(st.sets(st.integers(1, 8)))
+    p.comm.refused = data.draw(st.sets(st.integers(0, 7).map(lambda i: 1000 * i)))
     for _ in range(40):
         if p.posting.over:
             break

@@ -13,6 +13,7 @@ from tent_core.errors import TransportError, TransportUnavailable
 from tent_core.log import RateLimited
 from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, TransportContext
 from tent_rdma import by_pyverbs
+from tent_rdma.advice import raise_memlock
 from tent_rdma.connection import Connection
 from tent_rdma.devices import choose
 from tent_rdma.endpoint import VERBS_S, RdmaEndpoint
@@ -58,6 +59,7 @@ class RdmaTransport(Transport):
         verbs = self._load()
         chosen = choose(context.topology, settings)
         self._context = context
+        raise_memlock()
         self._warnings = RateLimited(context.log, by=("reason",))
         connect = Workers("tent-rdma-connect", WORKERS, context.log)
         recover = Workers("tent-rdma-recover", WORKERS, context.log)

@@ -30,7 +30,9 @@ from tent_core.testing.waiting import wait_until
 from tent_core.types import Opcode
 from tent_mock.verbs import FakeVerbs, Operation
 from tent_rdma.connection import State
+from tent_rdma.passive import PassiveEnd
 from tent_rdma.paths import CONNECTS
+from tent_rdma.settings import Settings
 from tent_rdma.wire import Open, Opened, Ready, decode
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -349,6 +351,30 @@ def test_a_use_in_the_moment_of_eviction_saves_the_connection() -> None:
         f.verbs.release()
         completed(submitted)
         assert connection.retire()
+
+
+def test_work_that_finds_its_connection_retired_goes_over_the_next_one() -> None:
+    with fan(fabric(nics=1), 1) as f:
+        completed(f.submit(0))
+        paths = f.endpoints[0].paths
+        connection = next(iter(paths._connections.values()))
+        assert connection.retire()
+        submitted = f.submit(0)  # between the choice of the connection and its end
+        assert not submitted.work.finished
+        paths.evict(connection)
+        completed(submitted)
+
+
+def test_an_end_that_was_closed_is_not_made_any_more() -> None:
+    verbs = fabric(nics=1)
+    with side(verbs) as made:
+        end = PassiveEnd(transport(made)._nics[0])
+        end.close()
+        sender = transport(made)._nics[0].address
+        asked = Open(connection=1, nic=0, sender=sender, queue_pairs=[Ready(number=1, psn=1)])
+        with pytest.raises(TransportError, match="closed while it was made"):
+            end.open(asked, Settings())
+        assert verbs.counts.calls["queue_pair"] == 0
 
 
 # -------------------------------------------------------------------- closing
