@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tent_core.errors import TransportError
 from tent_core.types import Opcode, Status
 from tent_core.work import Requests, Work
-from tent_mpcomm.transfers import Posting
+from tent_mpcomm.transfers import Posting, Rows
 
 
 def requests(rows: list[tuple[int, int, int]], opcode: Opcode = Opcode.WRITE) -> Requests:
