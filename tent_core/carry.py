@@ -168,6 +168,7 @@ class Carry:
             if attempt_s is None
             else min(self._deadline, began + attempt_s),
             priority=self._options.priority,
+            expires=self._deadline,
             devices=entry.devices if entry is not None else (),
             qp_pool=entry.qp_pool if entry is not None else None,
         )
@@ -178,6 +179,9 @@ class Carry:
         self._work = work
         self._phase = Phase.RUNNING
         self._submitting = threading.get_ident()
+        timed = self._may_block and (attempt_s is not None or self.stall_s is not None)
+        if timed:  # nobody looks after `submit`: it returns at the end
+            self._dispatcher.watch(self, work, attempt_s)
         try:
             if endpoint is None:
                 endpoint = self._peer.endpoint(self._name)
@@ -196,7 +200,7 @@ class Carry:
             return work
         if self._work is work:  # else another thread is at the next attempt already
             self._submitting = 0
-        if not work.finished:
+        if not timed and not work.finished:
             self._dispatcher.watch(self, work, attempt_s)
         return None
 

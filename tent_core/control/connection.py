@@ -146,11 +146,15 @@ class Connection:
 
         Raises TransportError when it refuses, fails or does not answer in time, PeerDeparted.
         """
-        if len(payload) > BOOTSTRAP_LIMIT:
-            raise UsageError(
-                f"a bootstrap payload of {len(payload)} bytes is beyond {BOOTSTRAP_LIMIT}"
-            )
+        _check_bootstrap(payload)
         return self._loop.run(self._bootstrap(transport, number, payload, timeout), timeout)
+
+    def begin_bootstrap(
+        self, transport: str, number: int, payload: bytes, timeout: float
+    ) -> Future[bytes]:
+        """The same without waiting; the future is resolved on the control thread, or never if that ends."""
+        _check_bootstrap(payload)
+        return self._loop.begin(self._bootstrap(transport, number, payload, timeout))
 
     def notify(self, name: str, payload: bytes, timeout: float) -> None:
         """Deliver a notification to the peer's engine, in the order of the calls. Waits until it is taken.
@@ -470,3 +474,8 @@ class Connection:
             call(*arguments)
         except Exception as error:
             self._log.error("connection_listener_raised", call=call.__name__, exc_info=error)
+
+
+def _check_bootstrap(payload: bytes) -> None:
+    if len(payload) > BOOTSTRAP_LIMIT:
+        raise UsageError(f"a bootstrap payload of {len(payload)} bytes is beyond {BOOTSTRAP_LIMIT}")
