@@ -171,6 +171,7 @@ class Carry:
             may_block=self._may_block,
             deadline=until,
             priority=self._options.priority,
+            expires=self._deadline,
             devices=entry.devices if entry is not None else (),
             qp_pool=entry.qp_pool if entry is not None else None,
         )
@@ -182,6 +183,10 @@ class Carry:
         self._work = work
         self._phase = Phase.RUNNING
         self._submitting = threading.get_ident()
+        stall_s = self._stall_s(name)
+        timed = self._may_block and (attempt_s is not None or stall_s is not None)
+        if timed:  # nobody looks after `submit`: it returns at the end
+            self._dispatcher.watch(self, work, name, attempt_s, stall_s)
         try:
             if endpoint is None:
                 endpoint = self._peer.endpoint(name, min(CONNECT_TIMEOUT_S, until - began))
@@ -201,7 +206,8 @@ class Carry:
         if self._work is work:  # else another thread is at the next attempt already
             self._submitting = 0
         if not work.finished:
-            self._dispatcher.watch(self, work, name, attempt_s, self._stall_s(name))
+            if not timed:
+                self._dispatcher.watch(self, work, name, attempt_s, stall_s)
             if self._cancelled:  # by somebody who came before the transport knew the work
                 self._stop_attempt(work, name)
         return None

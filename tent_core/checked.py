@@ -20,6 +20,7 @@ from tent_core.errors import (
     UsageError,
 )
 from tent_core.inflight import begin_all
+from tent_core.integrity import Sums, sums_of
 from tent_core.memory import Buffer, BufferSlice
 from tent_core.once import Once
 from tent_core.options import ManyOptions
@@ -39,7 +40,7 @@ Plan: TypeAlias = Callable[[], list[Group]]
 class Checked:
     """Requests that passed every check, and the buffers that they hold while they are carried."""
 
-    __slots__ = ("engine", "local", "parts", "peer", "remote", "segment")
+    __slots__ = ("_sums", "engine", "local", "parts", "peer", "remote", "segment")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Checked:
         self.parts = parts
         self.local = local
         self.remote = remote
+        self._sums: Sums | None = None
         self._check_owners()
         for requests, _ in parts:
             here, there = set(requests.local_used), set(requests.remote_used)
@@ -87,6 +89,12 @@ class Checked:
             raise next(_gone(user) for user in users if user.inflight is shut)
         return marks
 
+    def sums(self) -> Sums:
+        """How to sum what these move. Raises UsageError where it cannot be."""
+        if self._sums is None:
+            self._sums = sums_of(self)
+        return self._sums
+
     def groups(self, options: Options) -> list[Group]:
         """Which rows go to which candidates."""
         local = {b.id: b.trait for b in self.local}
@@ -107,6 +115,10 @@ class Checked:
         engine, peer = self.engine, self.peer
         batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
         deadline = engine.deadline(options)
+        note = options.note
+        if note is not None:
+            sums = self.sums() if note.integrity else None
+            engine.announcer.follow(batch, peer, note, sums, deadline)
         if peer.try_begin():
             self._go(batch, options, may_block, plan, deadline)
         elif may_block:

@@ -163,7 +163,7 @@ class Dispatcher:
             sink: Sink = batch
             if group.merge is not None:
                 sink, rows = MergedSink(batch, rows, group.merge), None
-            if sliced and requests.total > self.slice:
+            if sliced and requests.total > self.slice and not self._schedules_itself(names):
                 pieces, spans = parts(requests, self.slice)
                 whole = PartsSink(sink, rows, pieces)
                 work: list[tuple[Sink, Requests, Rows]] = [
@@ -180,6 +180,12 @@ class Dispatcher:
                 batch.carried_by(carries, self._push)
             for carry in carries:
                 carry.run()
+
+    def _schedules_itself(self, names: tuple[str, ...]) -> bool:
+        """Whether the first candidate does its own slicing: what is cut for it would only be slower."""
+        facts = self.planner.facts.get(names[0]) if names else None
+        able = facts.capabilities if facts is not None else None
+        return able is not None and able.self_scheduling
 
     def later(self, call: Callable[[], None]) -> None:
         """Run `call` in the progress thread: what must not run in the thread that learned of it."""

@@ -32,7 +32,7 @@ from tent_core.types import Intent, Permission, Priority
 
 if TYPE_CHECKING:
     from tent_core.aio import AsyncEngine
-    from tent_core.control.contract import SessionInfo
+    from tent_core.control.contract import Checksum, SessionInfo
     from tent_core.control.plane import ControlPlane
     from tent_core.dispatch import Drive
     from tent_core.peers import LivePeer
@@ -67,11 +67,13 @@ class Engine:
         # What an engine needs and an import of tent_core does not: grpc, pydantic.
         from tent_core import config as configuration
         from tent_core import host, log, topology
+        from tent_core.announce import Announcer
         from tent_core.carriers import Carriers, preferred
         from tent_core.control.plane import ControlPlane
         from tent_core.dispatch import Dispatcher, Drive, Scheduling
         from tent_core.hooks import Hooks
         from tent_core.inspection import Inspector
+        from tent_core.integrity import Integrity
         from tent_core.planning import Planner
         from tent_core.plugins import discover
         from tent_core.registry import BufferRegistry
@@ -143,6 +145,14 @@ class Engine:
                     self.settings.failover.health(),
                     self.dispatcher.alarm,
                 ),
+            )
+            self._integrity = Integrity(self._buffers.find)
+            self.announcer = Announcer(
+                self._integrity,
+                self.settings.notifications.timeout_s,
+                self.settings.control.call_timeout_s,
+                self.dispatcher.later,
+                self._log,
             )
             self.dispatcher.relieve = _relief(self.roster, self._control)
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
@@ -415,6 +425,8 @@ class Engine:
                 "waiting": len(self.inbox),
                 "received": self.inbox.received,
                 "carried": dict(self._carriers.carried),
+                "verified": self._integrity.verified,
+                "wrong": self._integrity.wrong,
             },
         }
 
@@ -438,6 +450,7 @@ class Engine:
         self.inbox.close()
         self.inspector.close()
         self.roster.close(deadline.left)
+        self.announcer.close()
         self._control.leave(max(0.2, min(deadline.left, 1.0)))
         held = self._buffers.withdraw_all(Deadline(min(deadline.left, 2.0)))
         self._control.stop(max(0.2, min(deadline.left, 2.0)))
@@ -446,6 +459,7 @@ class Engine:
             assert buffer.memory is not None
             _kept_alive.append(buffer.memory)
             self._log.warning("memory_kept_alive", buffer=buffer.name, holders=holders)
+        self._integrity.close(0.5)
         self._buffers.forget_all()
         self.dispatcher.close(0.5)
         self._hooks.close(0.5)
@@ -529,6 +543,15 @@ class _Handler:
         """Queue a notification for the application; False when the queue is full."""
         engine = self._engine()
         return engine is not None and engine.inbox.put(note)
+
+    def verify(self, checksums: Sequence[Checksum]) -> concurrent.futures.Future[str | None]:
+        """Compare memory with what a sender says that it has to be, in a thread of its own."""
+        engine = self._engine()
+        if engine is not None:
+            return engine._integrity.verify(checksums)
+        gone: concurrent.futures.Future[str | None] = concurrent.futures.Future()
+        gone.set_result("not verified: the engine is closed")
+        return gone
 
     def inspect(self) -> concurrent.futures.Future[bytes]:
         """What the engine knows of itself and its peers, gathered in a thread of its own."""

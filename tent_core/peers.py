@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,6 +52,12 @@ class PeerView:
     def bootstrap(self, payload: bytes, timeout: float) -> bytes:
         """Hand `payload` to this transport's `bootstrap` at the peer."""
         return self._peer.connection.bootstrap(
+            self._running.name, self._running.number, payload, timeout
+        )
+
+    def begin_bootstrap(self, payload: bytes, timeout: float) -> Future[bytes]:
+        """The same without waiting."""
+        return self._peer.connection.begin_bootstrap(
             self._running.name, self._running.number, payload, timeout
         )
 

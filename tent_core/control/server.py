@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from tent_core.control.contract import (
     BOOTSTRAP_LIMIT,
     NOTIFICATION_LIMIT,
     PROTOCOL,
+    REASON_LIMIT,
     RELEASE_S,
     ControlHandler,
     ControlSettings,
@@ -134,6 +136,8 @@ class ControlServer:
         self._timer: asyncio.TimerHandle | None = None
         self._generation = 0
         self._waiters: set[asyncio.Future[None]] = set()
+        self._verifying: dict[int, tuple[int, Future[str | None]]] = {}
+        """By session, the notification whose data is being compared, and the outcome until it is taken."""
 
     # ---------------------------------------------------------------- life
 
@@ -145,7 +149,7 @@ class ControlServer:
         """Begin to answer peers."""
         self._local = local
         self._handler = handler
-        self._unwatch = local.watch(lambda _: self._loop.call(self._wake_all))
+        self._unwatch = local.watch(self._republish)
         await self._serving.start()
 
     async def stop(self, reason: str, within: float) -> None:
@@ -401,18 +405,40 @@ class ControlServer:
             size = len(note.name.encode()) + len(note.payload)
             if size > NOTIFICATION_LIMIT or note.sequence <= last:
                 raise WireError(f"notification {note.sequence} after {last}, of {size} bytes")
+            wire.check_checksums(note.checksums)
             last = note.sequence
         full = False
         for note in request.notifications:
             if note.sequence <= self._sessions.notified(request.session):
                 continue  # sent again because its answer was lost
             taken = Notification(info.key, note.name, note.payload, note.sequence)
+            if note.HasField("failure"):
+                taken = replace(
+                    taken,
+                    error=f"the sender could not move it: {note.failure.reason[:REASON_LIMIT]}",
+                )
+            elif note.checksums:
+                wrong = await self._verify(request.session, note)
+                if self._sessions.get(request.session) is None:
+                    return pb.NotifyResponse(forgotten=self._forgotten(request.session))
+                if note.sequence <= self._sessions.notified(request.session):
+                    continue  # another call, which waited for the same, was first
+                taken = replace(taken, error=wrong, verified=wrong is None)
             if not self._handler.notification(taken):
                 full = True
                 break
             self._sessions.take_notification(request.session, note.sequence)
+            self._verifying.pop(request.session, None)
         through = self._sessions.notified(request.session)
         return pb.NotifyResponse(taken=pb.NotifyResponse.Taken(through=through, full=full))
+
+    async def _verify(self, session: int, note: pb.Notification) -> str | None:
+        """What is wrong with the data that `note` announces; compared once, however often it is sent."""
+        sequence, verdict = self._verifying.get(session, (0, None))
+        if verdict is None or sequence != note.sequence:
+            verdict = self._handler.verify(wire.checksums_from(note.checksums))
+            self._verifying[session] = (note.sequence, verdict)
+        return await asyncio.shield(asyncio.wrap_future(verdict))
 
     async def carried(self, peer: PeerKey, message: bytes) -> bytes:
         """Answer a `notify` that a transport has brought from `peer`. Raises WireError for what is none."""
@@ -519,6 +545,9 @@ class ControlServer:
         for stream in self._streams.values():
             stream.end(None)
 
+    def _republish(self, _: SegmentDescriptor) -> None:
+        self._loop.call(self._wake_all)
+
     def _wake_all(self) -> None:
         for stream in self._streams.values():
             stream.wake.set()
@@ -537,6 +566,7 @@ class ControlServer:
                     self._tell(self._handler.session_opened, info)
                 case Departed(info, reason):
                     self._sent.pop(info.session, None)
+                    self._verifying.pop(info.session, None)
                     stream = self._streams.pop(info.session, None)
                     if stream is not None:
                         stream.end(self._forgotten_watch(info.session))

@@ -100,6 +100,13 @@ class MpcommTransport(Transport):
         self.poller.start()
         self._running = True
         self._publish()
+        if addresses.is_loopback(context.listen_host):
+            context.log.warning(
+                "mpcomm_listens_on_all_interfaces",
+                port=self.instance.comm.port,
+                engine_listens=context.listen_host,
+                advice="it hands out keys to anybody: keep it behind a firewall",
+            )
 
     def capabilities(self, declared: Capabilities) -> Capabilities:
         if self._settings.gpu:
@@ -136,7 +143,7 @@ class MpcommTransport(Transport):
                 f"MPComm still has {using} batches under way that use buffer {buffer.name!r}, and cannot be "
                 "told to give them up: its memory stays alive; unregister it again later"
             )
-        with self._taking_turn("unregister memory"):
+        with self._taking_turn("unregister memory", timeout):
             self._publication.remove(self.instance.comm, buffer)
 
     def release(self, peer: PeerKey, reason: str) -> None:
@@ -341,8 +348,8 @@ class MpcommTransport(Transport):
         return self._context
 
     @contextmanager
-    def _taking_turn(self, doing: str) -> Iterator[None]:
-        if not self._turn.acquire(timeout=_TURN_S):
+    def _taking_turn(self, doing: str, timeout: float = _TURN_S) -> Iterator[None]:
+        if not self._turn.acquire(timeout=timeout):
             raise TransportError(f"MPComm cannot {doing} yet: it is being made anew; try again")
         try:
             yield

@@ -294,6 +294,18 @@ def test_keys_are_fetched_anew_when_the_peer_registers_memory(rig: Rig) -> None:
     assert (rig.calls("connect"), rig.calls("query_remote_buffers")) == (1, 2)
 
 
+def test_keys_are_asked_for_where_the_connection_was_made_to_whatever_is_advertised_since(
+    rig: Rig,
+) -> None:
+    source, target = rig.pair()
+    endpoint = rig.open()
+    write(endpoint, source, target).wait()
+    rig.there.publish(b"v1:127.0.0.1:1")
+    more = rig.there.register(np.zeros(4 * KIB, np.uint8))
+    assert write(endpoint, source, more).wait().status.tolist() == [Status.COMPLETED]
+    assert (rig.calls("connect"), rig.calls("query_remote_buffers")) == (1, 2)
+
+
 def test_keys_are_not_fetched_anew_when_the_peer_unregisters_memory(rig: Rig) -> None:
     source, target = rig.pair()
     other = rig.there.register(np.zeros(4 * KIB, np.uint8))
@@ -545,4 +557,4 @@ def test_who_does_not_wait_is_carried_by_the_instance_that_is_just_being_made() 
             gone(rig, endpoint)
             work = write(rig.open(), source, target)
             assert not work.work.finished
-        assert work.wait().status.tolist() == [Status.COMPLETED]
+        assert work.wait().status.tolist() == [Status.COMPLETED], work.work.cause_of(0)

@@ -169,12 +169,11 @@ class Nic:
         failure: VerbsError | None = None
         with self._polling:
             if not self._armed:
+                self._armed = True  # before the queue is: whoever is woken takes it back
                 try:
                     self.queue.arm()
                 except VerbsError as error:
                     failure = error
-                else:
-                    self._armed = True
         if failure is not None:
             self.lost(failure)
             return

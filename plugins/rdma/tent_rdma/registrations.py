@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tent_core.errors import TransportError
 from tent_core.transport import LocalBuffer
 from tent_core.types import Permission
+from tent_rdma.advice import advice
 from tent_rdma.verbs import Device, Registration, VerbsError
 from tent_rdma.wire import BufferAttribute
 
@@ -45,9 +46,16 @@ class Keys:
 class _Registered:
     """What was made for one buffer, and whatever of it is still there."""
 
-    def __init__(self, keys: Keys, regions: list[Registration]) -> None:
-        self.keys = keys
+    def __init__(self, regions: list[Registration]) -> None:
         self.regions = regions
+        self._closing = threading.Lock()
+
+    def close(self) -> None:
+        """Deregister, once, whoever comes. Raises VerbsError; it may be asked again."""
+        with self._closing:
+            while self.regions:
+                self.regions[-1].close()
+                self.regions.pop()
 
 
 class Registrations:
@@ -67,7 +75,9 @@ class Registrations:
         self._chunk = min(largest, *limits) // PAGE * PAGE
         self._spread = spread
         self._lock = threading.Lock()
-        self._made: dict[int, _Registered] = {}
+        self._made: dict[tuple[int, int], _Registered] = {}
+        """By identifier and generation: identifiers are used again, also beside what could not be closed."""
+        self._keys: dict[int, Keys] = {}
 
     def __len__(self) -> int:
         """How many registrations there are, on all NICs."""
@@ -94,7 +104,10 @@ class Registrations:
                         )
                     )
             except VerbsError as error:
-                failures.append(error)
+                told = advice(error.errno, buffer.length, nic.device.limits)
+                failures.append(error.advised(told))
+            except Exception as error:  # in a thread of its own it would be lost
+                failures.append(VerbsError(f"registering raised {error!r}", 0))
 
         self._spread(
             [
@@ -109,9 +122,18 @@ class Registrations:
         if lkeys is None:
             self._keep_what_cannot_be_closed(buffer, regions)
             raise failures[0]
-        keys = _keys(buffer, chunk, lkeys)
+        keys = Keys(
+            buffer.id,
+            buffer.generation,
+            buffer.address,
+            buffer.length,
+            chunk,
+            buffer.location,
+            lkeys,
+        )
         with self._lock:
-            self._made[buffer.id] = _Registered(keys, regions)
+            self._made[buffer.id, buffer.generation] = _Registered(regions)
+            self._keys[buffer.id] = keys
         rkeys = (
             [[] for _ in grid]
             if buffer.permission is Permission.LOCAL_READ_WRITE
@@ -121,13 +143,16 @@ class Registrations:
 
     def remove(self, buffer: LocalBuffer) -> None:
         """Deregister: afterwards no NIC can touch it. Raises VerbsError; it may be asked again."""
+        key = (buffer.id, buffer.generation)
         with self._lock:
-            made = self._made.get(buffer.id)
-            if made is None or made.keys.generation != buffer.generation:
-                return
-        self._close(made)
-        with self._lock:
-            self._made.pop(buffer.id, None)
+            made = self._made.get(key)
+            keys = self._keys.get(buffer.id)
+            if keys is not None and keys.generation == buffer.generation:
+                del self._keys[buffer.id]
+        if made is not None:
+            made.close()
+            with self._lock:
+                self._made.pop(key, None)
 
     def close(self) -> list[VerbsError]:
         """Deregister all; answers what failed."""
@@ -136,12 +161,12 @@ class Registrations:
         failures = []
         for made in everything:
             try:
-                self._close(made)
+                made.close()
             except VerbsError as error:
                 failures.append(error)
         with self._lock:
-            for id in [id for id, made in self._made.items() if not made.regions]:
-                del self._made[id]
+            self._keys.clear()
+            self._made = {key: made for key, made in self._made.items() if made.regions}
         return failures
 
     def lookup(self, ids: Iterable[int]) -> list[Keys]:
@@ -149,29 +174,16 @@ class Registrations:
         found = []
         with self._lock:
             for id in ids:
-                made = self._made.get(id)
-                if made is None or not made.keys.keys.size:
+                keys = self._keys.get(id)
+                if keys is None:
                     raise TransportError(f"local buffer {id} is not registered for rdma")
-                found.append(made.keys)
+                found.append(keys)
         return found
 
     def _keep_what_cannot_be_closed(self, buffer: LocalBuffer, regions: list[Registration]) -> None:
-        nothing = _keys(buffer, 1, np.empty((0, 0), np.uint64))
-        made = _Registered(nothing, regions)
+        made = _Registered(regions)
         try:
-            self._close(made)
+            made.close()
         except VerbsError:
             with self._lock:  # `remove` and `close` try again
-                self._made[buffer.id] = made
-
-    @staticmethod
-    def _close(made: _Registered) -> None:
-        while made.regions:
-            made.regions[-1].close()
-            made.regions.pop()
-
-
-def _keys(buffer: LocalBuffer, chunk: int, keys: NDArray[np.uint64]) -> Keys:
-    return Keys(
-        buffer.id, buffer.generation, buffer.address, buffer.length, chunk, buffer.location, keys
-    )
+                self._made[buffer.id, buffer.generation] = made

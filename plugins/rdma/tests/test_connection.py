@@ -30,7 +30,9 @@ from tent_core.testing.waiting import wait_until
 from tent_core.types import Opcode
 from tent_mock.verbs import FakeVerbs, Operation
 from tent_rdma.connection import State
+from tent_rdma.passive import PassiveEnd
 from tent_rdma.paths import CONNECTS
+from tent_rdma.settings import Settings
 from tent_rdma.wire import Open, Opened, Ready, decode
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -60,7 +62,7 @@ def test_whatever_step_of_making_fails_nothing_is_left(
         wait_until(lambda: live(rig.verbs) == before)
         wait_until(lambda: len(transport(rig.b)._passive) == 0)
         assert rig.a.transport.holdings()["connections"] == 0
-        assert rig.b.transport.holdings()["connections"] == 0
+        wait_until(lambda: rig.b.transport.holdings()["connections"] == 0)
         completed(submit())
         assert transport(rig.a)._nics[0]._markers + 3 == transport(rig.b)._nics[0]._markers
 
@@ -74,7 +76,7 @@ def test_an_end_that_can_neither_be_made_nor_destroyed_is_destroyed_later(step: 
         faults.fail_next("close_queue_pair", errno.EBUSY, times=2)  # the peer's, then one here
         ended(submit())
         wait_until(lambda: len(transport(rig.b)._passive) == 0)
-        assert rig.b.transport.holdings()["connections"] == 0
+        wait_until(lambda: rig.b.transport.holdings()["connections"] == 0)
         assert rig.a.transport.holdings()["stuck_connections"] == 1
         completed(submit())
         assert rig.a.transport.holdings()["stuck_connections"] == 0
@@ -351,6 +353,30 @@ def test_a_use_in_the_moment_of_eviction_saves_the_connection() -> None:
         assert connection.retire()
 
 
+def test_work_that_finds_its_connection_retired_goes_over_the_next_one() -> None:
+    with fan(fabric(nics=1), 1) as f:
+        completed(f.submit(0))
+        paths = f.endpoints[0].paths
+        connection = next(iter(paths._connections.values()))
+        assert connection.retire()
+        submitted = f.submit(0)  # between the choice of the connection and its end
+        assert not submitted.work.finished
+        paths.evict(connection)
+        completed(submitted)
+
+
+def test_an_end_that_was_closed_is_not_made_any_more() -> None:
+    verbs = fabric(nics=1)
+    with side(verbs) as made:
+        end = PassiveEnd(transport(made)._nics[0])
+        end.close()
+        sender = transport(made)._nics[0].address
+        asked = Open(connection=1, nic=0, sender=sender, queue_pairs=[Ready(number=1, psn=1)])
+        with pytest.raises(TransportError, match="closed while it was made"):
+            end.open(asked, Settings())
+        assert verbs.counts.calls["queue_pair"] == 0
+
+
 # -------------------------------------------------------------------- closing
 
 
@@ -528,7 +554,7 @@ def test_release_while_the_peer_connects_leaves_nothing() -> None:
         ended(submitted)
         assert released == [None]
         wait_until(lambda: rig.b.transport.holdings()["passive_connections"] == 0)
-        assert rig.b.transport.holdings()["connections"] == 0
+        wait_until(lambda: rig.b.transport.holdings()["connections"] == 0)
 
 
 def test_a_port_that_goes_down_while_connecting_moves_the_work() -> None:

@@ -213,7 +213,8 @@ def test_an_unknown_pool_is_refused_with_those_that_there_are() -> None:
 
 
 def test_a_pool_that_cannot_connect_fails_its_own_work_alone() -> None:
-    with connected(fabric(nics=1), pools={"bulk": {"service_level": 5}}) as rig:
+    pools = {"bulk": {"service_level": 5}}
+    with connected(fabric(nics=1), pools=pools, send_depth=16, group=16) as rig:
         here, _ = rig.buffer(rig.a, KIB)
         there, _ = rig.buffer(rig.b, KIB)
         rig.work_through()
@@ -221,7 +222,8 @@ def test_a_pool_that_cannot_connect_fails_its_own_work_alone() -> None:
         def intercept(message: object, ask: Callable[[], bytes]) -> bytes:
             if isinstance(message, Open) and message.service_level == 5:
                 rig.verbs.hold()
-                waiting.append(rig.submit(WRITE, (here, 0, there, 0, KIB)))
+                # More than there is room for: some of it waits, and is not for the pool that fails.
+                waiting.append(rig.submit(WRITE, *[(here, 0, there, 0, KIB)] * 64))
                 raise TransportError("no such level")
             return ask()
 
@@ -440,3 +442,16 @@ def test_who_waits_in_submit_takes_its_completions_itself() -> None:
         assert submitted.work.finished
         rig.verbs.faults.clear()
         completed(submitted)
+
+
+def test_a_mistake_while_posting_does_not_end_all_posting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected(fabric(nics=1)) as rig:
+        here, ours = rig.buffer(rig.a, KIB)
+        there, theirs = rig.buffer(rig.b, KIB)
+        rig.work_through()
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.endpoint.paths, "posted", None)
+            with pytest.raises(TypeError):
+                rig.submit(WRITE, (here, 0, there, 0, KIB))
+        completed(rig.submit(WRITE, (here, 0, there, 0, KIB)))
+        assert (ours == theirs).all()

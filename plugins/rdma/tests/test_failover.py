@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
-from rig import KIB, Rig, completed, connected, ended, transport
+from rig import KIB, Rig, completed, connected, ended, fabric, transport
 
 import tent_rdma.verbs
 from tent_core.errors import TransportError
@@ -381,3 +382,32 @@ def test_a_run_that_is_posted_at_the_moment_when_its_nic_is_lost_moves() -> None
         thread.join()
         completed(made[0])
         assert (ours == theirs).all()
+
+
+def test_who_breaks_a_connection_off_has_its_end_looked_for() -> None:
+    with connected(fabric(nics=1)) as rig:
+        here, _ = rig.buffer(rig.a, KIB)
+        there, _ = rig.buffer(rig.b, KIB)
+        rig.work_through()
+        rig.verbs.hold()
+        submitted = rig.submit(WRITE, (here, 0, there, 0, KIB))
+        nic = transport(rig.a)._nics[0]
+        nic._armed = nic.queue._armed = False  # type: ignore[attr-defined]  # as after a wait in submit
+        connection = next(iter(rig.endpoint.paths._connections.values()))
+        assert connection.break_off()
+        rig.verbs.release()
+        assert connection.destroy(3600)  # no sooner than it is drained, which somebody has to see
+        rig.endpoint.close("enough")
+        ended(submitted)
+
+
+def test_what_a_failed_rail_had_under_way_does_not_count_against_it() -> None:
+    with connected() as rig:
+        requests, right = rows(rig)
+        rig.work_through()
+        rig.verbs.faults.fail_work(RETRIES_EXCEEDED, nic="fake0", after=10)
+        completed(rig.submit(WRITE, *requests))
+        assert right(WRITE)
+        rails = rig.endpoint.paths._health.state(time.monotonic())
+        assert [rail.in_flight for rail in rails] == [0] * len(rails)
+        assert rails[0].failures == 1

@@ -66,9 +66,6 @@ def test_an_armed_nic_wakes_once_and_again_when_it_was_armed_again(nic: Nic, com
         nic.arm()
 
 
-@pytest.mark.xfail(
-    reason="`arm` overwrites what `woken` says, and nothing wakes anybody", strict=True
-)
 def test_a_completion_between_arming_and_noting_it_does_not_end_all_waking(
     nic: Nic, complete: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

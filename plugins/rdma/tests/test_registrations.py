@@ -185,9 +185,6 @@ def test_what_could_not_be_deregistered_when_adding_failed_is_not_forgotten(
     assert machine.live == [0, 0, 0]
 
 
-@pytest.mark.xfail(
-    reason="a buffer that reuses the id takes the place of what is left", strict=True
-)
 def test_what_could_not_be_deregistered_is_not_forgotten_when_its_id_is_used_again(
     machine: Machine,
 ) -> None:
@@ -210,7 +207,6 @@ def test_an_old_generation_does_not_take_a_new_one_away(machine: Machine) -> Non
     assert machine.live == [1, 1, 1]
 
 
-@pytest.mark.xfail(reason="both take from one list, without a lock", strict=False)
 def test_two_who_deregister_at_once_do_it_once(machine: Machine) -> None:
     buffer = machine.buffer()
     machine.registrations.add(buffer)

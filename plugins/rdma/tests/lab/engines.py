@@ -23,5 +23,11 @@ def config(*transports: str, rdma: Config | None = None, **sections: Any) -> Con
     enabled: Config = {name: {"enable": True} for name in names}
     if rdma:
         enabled["rdma"] |= rdma
-    policy = [{"name": "all", "transports": list(names)}]
-    return {"transports": enabled, "policy": policy, "log": {"level": "warning"}} | sections
+    base: Config = {
+        "transports": enabled,
+        "policy": [{"name": "all", "transports": list(names)}],
+        "control": {"call_timeout_s": PATIENCE_S / 2},
+        "transfer": {"timeout_s": PATIENCE_S},
+        "log": {"level": "warning"},
+    }
+    return base | sections

@@ -49,7 +49,8 @@ def test_a_buffer_that_cannot_be_locked_is_left_to_other_transports(start: Start
         peer = start(settings)
         peer.run("source = engine.allocate(1 << 16)", timeout=PATIENCE_S)
         peer.run(
-            "segment = engine.open_segment(owner); batch = segment.write(source, segment.buffer('large'))",
+            "segment = engine.open_segment(owner)\n"
+            "segment.write(source, segment.buffer('large')[: 1 << 16])",
             timeout=PATIENCE_S,
             owner=lasting.segment_name,
         )
