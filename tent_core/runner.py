@@ -31,6 +31,8 @@ T = TypeVar("T")
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 10.0
+ADD_TIMEOUT_S = 30.0
+"""A transport may have to start a process for the first buffer, which takes its time on a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ class Transports:
             try:
                 payloads = running.call(
                     partial(_payloads, running.transport, batch),
-                    CALL_TIMEOUT_S + 0.01 * len(batch),
+                    ADD_TIMEOUT_S + 0.01 * len(batch),
                     "add_buffers",
                 )
             except TentError as error:

@@ -130,7 +130,7 @@ class MpcommEndpoint(Endpoint):
         deadline = min(work.deadline, time.monotonic() + 2 * transport.connect_timeout)
         instance = transport.begin(deadline)
         if instance is None:
-            raise TransportError("MPComm is being made anew here; try again")
+            raise TransportError(transport.obstacle or "MPComm is being made anew here; try again")
         try:
             way = self._prepare(instance, work.requests.remote_generations.items(), deadline)
         except BaseException:
