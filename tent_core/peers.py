@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
-from tent_core.endpoints import Endpoints
+from tent_core.endpoints import CONNECT_TIMEOUT_S, Endpoints
 from tent_core.errors import PeerDeparted, TentError, WaitTimeout
 from tent_core.inflight import Deadline
 from tent_core.life import Begin, Life, PeerState
@@ -51,6 +52,12 @@ class PeerView:
     def bootstrap(self, payload: bytes, timeout: float) -> bytes:
         """Hand `payload` to this transport's `bootstrap` at the peer."""
         return self._peer.connection.bootstrap(
+            self._running.name, self._running.number, payload, timeout
+        )
+
+    def begin_bootstrap(self, payload: bytes, timeout: float) -> Future[bytes]:
+        """The same without waiting."""
+        return self._peer.connection.begin_bootstrap(
             self._running.name, self._running.number, payload, timeout
         )
 
@@ -372,12 +379,14 @@ class LivePeer:
         finally:
             self.end()
 
-    def endpoint(self, name: str) -> Endpoint:
-        """The endpoint of transport `name`. Raises Unreachable, TransportError, PeerDeparted."""
+    def endpoint(self, name: str, timeout: float = CONNECT_TIMEOUT_S) -> Endpoint:
+        """The endpoint of transport `name`, made within `timeout` seconds if there is none.
+
+        Raises Unreachable, TransportError, PeerDeparted."""
         endpoint = self.endpoints.ready.get(name)
         if endpoint is None:
             self.check_alive()
-            endpoint = self.endpoints.get(name)
+            endpoint = self.endpoints.get(name, timeout)
         return endpoint
 
     # ---------------------------------------------------------------- the control plane's events

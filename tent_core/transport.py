@@ -100,6 +100,11 @@ class Peer(Protocol):
         """Hand `payload` to this transport's `bootstrap` at the peer; its answer. Raises TransportError."""
         ...
 
+    def begin_bootstrap(self, payload: bytes, timeout: float) -> Future[bytes]:
+        """The same without waiting. The future is resolved in a thread of the engine that must not be kept;
+        after `timeout`, and a second, count it as failed. Raises, or fails with, TransportError."""
+        ...
+
     def suspect(self, cause: Exception) -> None:
         """Tell the engine that the peer seems to have gone (a stream broke, its process ended)."""
         ...

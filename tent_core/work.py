@@ -104,7 +104,9 @@ class Work:
 
     `may_block` says that the submitting thread waits for the outcome anyway, so the endpoint may carry the
     work out before `submit` returns. Otherwise `submit` may keep the thread for about 10 microseconds.
-    `deadline` is on `time.monotonic()`; past it the endpoint should give up with a cause. `devices` and
+    `deadline` is on `time.monotonic()`; past it the endpoint should give up with a cause, and past `expires`,
+    which is later when another attempt may follow, nobody wants to hear of it any more: what makes a failure
+    fenced may take until then. `devices` and
     `qp_pool` are what the policy entry asks for: the only NICs that may be used (empty: any), and the named
     pool of queue pairs (None: none in particular); only transports that can be told so get them. `priority`
     is the caller's; a transport with streams of its own should not let a LOW one hold up a HIGH one.
@@ -121,6 +123,7 @@ class Work:
         "causes",
         "deadline",
         "devices",
+        "expires",
         "may_block",
         "moved",
         "on_finished",
@@ -142,12 +145,14 @@ class Work:
         devices: tuple[str, ...] = (),
         qp_pool: str | None = None,
         priority: Priority = Priority.MEDIUM,
+        expires: float | None = None,
     ) -> None:
         n = len(requests.local)
         self.requests = requests
         self.on_finished = on_finished
         self.may_block = may_block
         self.deadline = deadline
+        self.expires = deadline if expires is None else expires
         self.devices = devices
         self.qp_pool = qp_pool
         self.priority = priority

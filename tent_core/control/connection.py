@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from tent_core import host
@@ -12,9 +13,11 @@ from tent_core.control import tent_pb2 as pb
 from tent_core.control.carrier import Carrier, Exchange
 from tent_core.control.contract import (
     BOOTSTRAP_LIMIT,
-    NOTIFICATION_LIMIT,
+    REASON_LIMIT,
+    Checksum,
     ConnectionListener,
     ControlSettings,
+    check_notification,
 )
 from tent_core.control.follow import Follower, said
 from tent_core.control.goodbye import Goodbye
@@ -143,27 +146,46 @@ class Connection:
 
         Raises TransportError when it refuses, fails or does not answer in time, PeerDeparted.
         """
-        if len(payload) > BOOTSTRAP_LIMIT:
-            raise UsageError(
-                f"a bootstrap payload of {len(payload)} bytes is beyond {BOOTSTRAP_LIMIT}"
-            )
+        _check_bootstrap(payload)
         return self._loop.run(self._bootstrap(transport, number, payload, timeout), timeout)
+
+    def begin_bootstrap(
+        self, transport: str, number: int, payload: bytes, timeout: float
+    ) -> Future[bytes]:
+        """The same without waiting; the future is resolved on the control thread, or never if that ends."""
+        _check_bootstrap(payload)
+        return self._loop.begin(self._bootstrap(transport, number, payload, timeout))
 
     def notify(self, name: str, payload: bytes, timeout: float) -> None:
         """Deliver a notification to the peer's engine, in the order of the calls. Waits until it is taken.
 
         Raises UsageError when name and payload are beyond NOTIFICATION_LIMIT, WaitTimeout, PeerDeparted.
         """
-        try:
-            size = len(name.encode()) + len(payload)
-        except UnicodeEncodeError:
-            raise UsageError(f"the name of a notification has to be text: {name!r}") from None
-        if size > NOTIFICATION_LIMIT:
-            raise UsageError(
-                f"a notification of {size} bytes, name included, is beyond {NOTIFICATION_LIMIT}: "
-                "write the data to a buffer of the peer and notify where it is"
-            )
+        check_notification(name, payload)
         self._loop.run(self._notify(name, bytes(payload), timeout), timeout)
+
+    def announce(
+        self,
+        name: str,
+        payload: bytes,
+        within: float,
+        failure: str | None = None,
+        checksums: Sequence[Checksum] = (),
+    ) -> Future[None]:
+        """As `notify`, but returns at once: the future ends when the peer's engine has it, or with the error.
+
+        It stands in one line with `notify`. `failure` says why the data that it announces has not all
+        arrived; `checksums` are what that data has to be. Cancelling the future gives it up; it may be on
+        its way then. `done` callbacks run on the control thread.
+        """
+        message = pb.Notification(name=name, payload=bytes(payload))
+        if failure is not None:
+            message.failure.reason = failure[:REASON_LIMIT]
+        message.checksums.extend(map(wire.checksum_to, checksums))
+        outcome: Future[None] = Future()
+        if not self._loop.call(self._announce, message, self._loop.now() + within, outcome):
+            outcome.set_exception(ClosedError(f"the connection to {self.key} was closed"))
+        return outcome
 
     def refresh(self, timeout: float) -> SegmentDescriptor:
         """Ask for the newest snapshot; `listener.updated` has been called when it returns. Waits.
@@ -341,6 +363,15 @@ class Connection:
         self._check()
         await self._outbox.put(name, payload, within)
 
+    def _announce(self, message: pb.Notification, deadline: float, outcome: Future[None]) -> None:
+        try:
+            self._check()
+        except TentError as error:
+            if not outcome.done():
+                outcome.set_exception(error)
+            return
+        self._outbox.post(message, deadline, outcome)
+
     async def _deliver(
         self, notes: list[pb.Notification], deadline: float
     ) -> pb.NotifyResponse.Taken:
@@ -443,3 +474,8 @@ class Connection:
             call(*arguments)
         except Exception as error:
             self._log.error("connection_listener_raised", call=call.__name__, exc_info=error)
+
+
+def _check_bootstrap(payload: bytes) -> None:
+    if len(payload) > BOOTSTRAP_LIMIT:
+        raise UsageError(f"a bootstrap payload of {len(payload)} bytes is beyond {BOOTSTRAP_LIMIT}")

@@ -105,18 +105,10 @@ class ControlLoop:
         `work` keeps its own deadline; a control thread that has not answered a second after `timeout`
         raises WaitTimeout.
         """
-        try:
-            refuse_in_forked_child()
-            if self.here:
-                raise UsageError(
-                    "a call that waits was made on the control thread: use another thread"
-                )
-            if self._loop.is_closed():
-                raise ClosedError("the control thread has ended: its last engine was closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except BaseException:
+        if self.here:
             work.close()
-            raise
+            raise UsageError("a call that waits was made on the control thread: use another thread")
+        future = self.begin(work)
         try:
             return future.result(timeout + _MARGIN_S)
         except concurrent.futures.CancelledError:
@@ -133,14 +125,29 @@ class ControlLoop:
             future.cancel()
             del future  # else what it raised would refer to itself
 
-    def call(self, work: Callable[..., object], *args: object) -> None:
-        """Carry out `work(*args)` on the control thread, soon, from any thread. Nothing after its end."""
+    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Carry out `work` on the control thread, from any thread. Raises ClosedError after its end; a future
+        that it did not live to resolve stays open."""
+        try:
+            refuse_in_forked_child()
+            if self._loop.is_closed():
+                raise ClosedError("the control thread has ended: its last engine was closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except BaseException:
+            work.close()
+            raise
+
+    def call(self, work: Callable[..., object], *args: object) -> bool:
+        """Carry out `work(*args)` on the control thread, soon, from any thread, in the order of the calls.
+
+        False after its end: it will not be."""
         if _forked or self._loop.is_closed():
-            return
+            return False
         try:
             self._loop.call_soon_threadsafe(work, *args)
         except RuntimeError:  # closed meanwhile
-            return
+            return False
+        return True
 
     def at(self, when: float, work: Callable[[], object]) -> asyncio.TimerHandle:
         """Carry out `work()` at `when` on the loop's clock. For the control thread."""

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -199,6 +200,19 @@ class DirectPeer:
     def bootstrap(self, payload: bytes, timeout: float) -> bytes:
         """Ask the transport of the other side, in this thread."""
         return self._there.transport.bootstrap(self._here.segment.snapshot.key, payload)
+
+    def begin_bootstrap(self, payload: bytes, timeout: float) -> Future[bytes]:
+        """The same, in a thread of its own."""
+        answer: Future[bytes] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self.bootstrap(payload, timeout))
+            except Exception as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True).start()
+        return answer
 
     def suspect(self, cause: Exception) -> None:
         """Remember the suspicion."""

@@ -28,7 +28,8 @@ def test_plugins_lists_what_is_installed(run: Any) -> None:
     found = {row["name"]: row for row in json.loads(run("plugins", "--json").stdout)}
     assert {"shm", "tcp", "mock"} <= set(found)
     assert (found["shm"]["number"], found["tcp"]["number"], found["mock"]["number"]) == (3, 7, 1000)
-    assert all(row["usable"] and not row["reason"] for row in found.values())
+    ours = [found[name] for name in ("shm", "tcp", "mock")]  # others need a library from elsewhere
+    assert all(row["usable"] and not row["reason"] for row in ours)
     assert found["tcp"]["capabilities"]["reach"] == "network"
     assert ["dram", "dram"] in found["tcp"]["capabilities"]["memory_pairs"]
     table = run("plugins").stdout
@@ -170,12 +171,12 @@ def test_explain_shows_that_nobody_carries_device_memory(run: Any) -> None:
 def test_explain_shows_what_is_disabled_and_what_is_not_installed(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "tent.yaml"
     path.write_text(
-        "transports: {shm: {enable: false}}\npolicy: [{name: all, transports: [shm, rdma, tcp]}]\n"
+        "transports: {shm: {enable: false}}\npolicy: [{name: all, transports: [shm, gds, tcp]}]\n"
     )
     (answer,) = explained(run, "--config", path)
     reasons = {p["transport"]: p["reason"] for p in answer["passed_over"]}
     assert "disabled" in reasons["shm"]
-    assert "no installed package" in reasons["rdma"]
+    assert "no installed package" in reasons["gds"]
 
 
 def test_explain_says_what_it_assumes(run: Any) -> None:

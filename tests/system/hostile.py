@@ -84,7 +84,7 @@ def mutated(valid: bytes, dice: random.Random) -> bytes:
 def data_session(segment: SegmentDescriptor, buffer: str) -> bytes:
     """A valid session on the data port: hello, a write of two blocks to `buffer`, a read of it."""
     target = next(b for b in segment.buffers.values() if b.name == buffer)
-    hello = protocol.pack_hello(_tcp(segment).secret, "127.0.0.1:9", bytes(16), True)
+    hello = protocol.pack_hello(_tcp(segment).secret, "127.0.0.1:9", bytes(16), True, bytes(16))
     remote = np.array([[target.address, 64], [target.address + 4096, 64]], np.uint64)
     ids = np.full(2, target.id, np.int32)
     requests = [

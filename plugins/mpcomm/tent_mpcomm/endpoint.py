@@ -15,7 +15,7 @@ from tent_mpcomm.attribute import HandshakeAddress
 from tent_mpcomm.links import Instance, Link
 from tent_mpcomm.poller import Pace
 from tent_mpcomm.registry import Connection, RangeId, coverage
-from tent_mpcomm.transfers import Posting, Runs, merge
+from tent_mpcomm.transfers import Posting, Rows
 
 if TYPE_CHECKING:
     from tent_mpcomm.transport import MpcommTransport
@@ -79,7 +79,7 @@ class MpcommEndpoint(Endpoint):
         transport = self._transport
         posting = Posting(
             work,
-            _runs(work.requests),
+            _rows(work.requests),
             way.instance.comm,
             way.link.host_id,
             transport.window,
@@ -130,7 +130,7 @@ class MpcommEndpoint(Endpoint):
         deadline = min(work.deadline, time.monotonic() + 2 * transport.connect_timeout)
         instance = transport.begin(deadline)
         if instance is None:
-            raise TransportError("MPComm is being made anew here; try again")
+            raise TransportError(transport.obstacle or "MPComm is being made anew here; try again")
         try:
             way = self._prepare(instance, work.requests.remote_generations.items(), deadline)
         except BaseException:
@@ -145,11 +145,10 @@ class MpcommEndpoint(Endpoint):
             if link.failures >= self._transport.retire_after:
                 self._retire(instance, link, deadline)
                 continue
-            address, _ = self._transport.address_of(self._peer)
             calls = _Calls(self, instance, link, deadline)
             try:
                 connection = instance.registry.ready(
-                    link.host_id, address, wanted, calls=calls, deadline=deadline
+                    link.host_id, wanted, calls=calls, deadline=deadline
                 )
             except _Renewed:
                 continue
@@ -228,6 +227,11 @@ class MpcommEndpoint(Endpoint):
         """The peer."""
         return self._peer
 
+    @property
+    def address(self) -> HandshakeAddress:
+        """Where its handshake port is, by its newest snapshot. Raises Unreachable."""
+        return self._transport.address_of(self._peer)[0]
+
     # ---------------------------------------------------------------- its end
 
     def close(self, reason: str) -> None:
@@ -282,13 +286,15 @@ class _Calls:
         self._deadline = deadline
         self._greeted = False
 
-    def connect(self, address: HandshakeAddress) -> None:
+    def connect(self) -> HandshakeAddress:
         life = self._endpoint.hello(self._instance, self._link, self._deadline)
+        address = self._endpoint.address  # now: the peer may just have made its library anew
         host = self._endpoint.probe(address, self._deadline)
         self._instance.comm.connect(self._link.host_id, host, address.port)
         self._link.life = life
         self._greeted = True
         self._endpoint.connected(self._instance, self._link, address)
+        return address
 
     def query(self, address: HandshakeAddress) -> Collection[RangeId]:
         if not self._greeted:
@@ -310,10 +316,10 @@ class _Calls:
         raise _Renewed("another instance of the library answers")
 
 
-def _runs(requests: Requests) -> Runs:
-    runs: Runs | None = requests.derived
-    if runs is None:
-        runs = merge(requests)
+def _rows(requests: Requests) -> Rows:
+    rows: Rows | None = requests.derived
+    if rows is None:
+        rows = Rows.of(requests)
         if requests.reused:
-            requests.derived = runs
-    return runs
+            requests.derived = rows
+    return rows

@@ -53,9 +53,9 @@ class Connection:
 
     __slots__ = ("address", "answered", "asked", "covered", "doubted", "host_id", "owner", "state")
 
-    def __init__(self, host_id: str, address: HandshakeAddress) -> None:
+    def __init__(self, host_id: str) -> None:
         self.host_id = host_id
-        self.address = address
+        self.address: HandshakeAddress | None = None
         """Where it was connected to; keys are asked for there as long as it lives."""
         self.state = State.CONNECTING
         self.covered: frozenset[RangeId] = frozenset()
@@ -93,7 +93,7 @@ class Connections:
         return 0 if connection is None else connection.asked
 
     def decide(
-        self, host_id: str, address: HandshakeAddress, wanted: AbstractSet[RangeId], since: int
+        self, host_id: str, wanted: AbstractSet[RangeId], since: int
     ) -> tuple[Next, Connection, int]:
         """What to do for these ranges, and if that is work the generation that owns the connection now.
 
@@ -101,7 +101,7 @@ class Connections:
         """
         connection = self._known.get(host_id)
         if connection is None:
-            connection = self._known[host_id] = Connection(host_id, address)
+            connection = self._known[host_id] = Connection(host_id)
             return Next.CONNECT, connection, self._own(connection)
         covered = connection.state is State.READY and connection.covers(wanted)
         if covered and not connection.doubted:
@@ -115,16 +115,18 @@ class Connections:
         connection.asked += 1
         return Next.QUERY, connection, self._own(connection)
 
-    def connected(self, connection: Connection, generation: int) -> bool:
-        """The owner has made it and goes on to query; False if it is the owner no more.
+    def connected(self, connection: Connection, generation: int, address: HandshakeAddress) -> bool:
+        """The owner has made it, to this address, and goes on to query; False if it is the owner no more.
 
         The library has it all the same, so that it is kept, unless a newer owner is making its own.
         """
         if not self._owned(connection, generation):
             if connection.host_id not in self._known:
+                connection.address = address
                 connection.state = State.CONNECTED_NO_KEYS
                 self._known[connection.host_id] = connection
             return False
+        connection.address = address
         connection.state = State.CONNECTED_NO_KEYS
         connection.asked += 1
         return True
@@ -198,8 +200,8 @@ def coverage(
 class Calls(Protocol):
     """What may block, made by the owner of a connection. Raises TransportError."""
 
-    def connect(self, address: HandshakeAddress) -> None:
-        """Make the connection."""
+    def connect(self) -> HandshakeAddress:
+        """Make the connection; where to."""
         ...
 
     def query(self, address: HandshakeAddress) -> Collection[RangeId]:
@@ -232,7 +234,6 @@ class Registry:
     def ready(
         self,
         host_id: str,
-        address: HandshakeAddress,
         wanted: AbstractSet[RangeId],
         *,
         calls: Calls,
@@ -248,9 +249,7 @@ class Registry:
             with self._changed:
                 if since is None:
                     since = self._connections.asked(host_id)
-                step, connection, generation = self._connections.decide(
-                    host_id, address, wanted, since
-                )
+                step, connection, generation = self._connections.decide(host_id, wanted, since)
                 if step is Next.WAIT and not self._changed.wait(deadline - time.monotonic()):
                     raise TransportError(
                         f"another thread is still connecting MPComm to {host_id} "
@@ -270,10 +269,11 @@ class Registry:
                 calls.verify()
             else:
                 if step is Next.CONNECT:
-                    calls.connect(connection.address)
+                    address = calls.connect()
                     with self._changed:
-                        if not self._connections.connected(connection, generation):
+                        if not self._connections.connected(connection, generation, address):
                             return
+                assert connection.address is not None
                 covered = calls.query(connection.address)
         except BaseException:
             with self._changed:

@@ -27,39 +27,39 @@ HOST = "peer:1#ab"
 
 
 def ready(connections: Connections, covered: frozenset[RangeId]) -> None:
-    step, connection, owner = connections.decide(HOST, AT, A, 0)
+    step, connection, owner = connections.decide(HOST, A, 0)
     assert step is Next.CONNECT
-    assert connections.connected(connection, owner)
+    assert connections.connected(connection, owner, AT)
     connections.answered(connection, owner, covered)
 
 
 def test_the_first_to_come_connects_and_then_asks_for_keys_and_others_wait_meanwhile() -> None:
     connections = Connections()
-    step, connection, owner = connections.decide(HOST, AT, A, 0)
+    step, connection, owner = connections.decide(HOST, A, 0)
     assert (step, connection.state) == (Next.CONNECT, State.CONNECTING)
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.WAIT
-    assert connections.connected(connection, owner)
+    assert connections.decide(HOST, A, 0)[0] is Next.WAIT
+    assert connections.connected(connection, owner, AT)
     assert connection.state is State.CONNECTED_NO_KEYS
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.WAIT
+    assert connections.decide(HOST, A, 0)[0] is Next.WAIT
     connections.answered(connection, owner, A)
     assert connection.state is State.READY
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.GO
+    assert connections.decide(HOST, A, 0)[0] is Next.GO
 
 
 def test_a_connect_that_failed_leaves_nothing() -> None:
     connections = Connections()
-    _, connection, owner = connections.decide(HOST, AT, A, 0)
+    _, connection, owner = connections.decide(HOST, A, 0)
     connections.failed(connection, owner)
     assert (connections.get(HOST), len(connections)) == (None, 0)
-    assert connections.decide(HOST, ELSEWHERE, A, 0)[0] is Next.CONNECT
+    assert connections.decide(HOST, A, 0)[0] is Next.CONNECT
 
 
 def test_a_query_that_failed_keeps_the_connection_and_only_it_is_made_again() -> None:
     connections = Connections()
-    _, connection, owner = connections.decide(HOST, AT, A, 0)
-    connections.connected(connection, owner)
+    _, connection, owner = connections.decide(HOST, A, 0)
+    connections.connected(connection, owner, AT)
     connections.failed(connection, owner)
-    step, again, _ = connections.decide(HOST, ELSEWHERE, A, connections.asked(HOST))
+    step, again, _ = connections.decide(HOST, A, connections.asked(HOST))
     assert (step, again) == (Next.QUERY, connection)
     assert again.address == AT  # where the live connection was made to, whatever is advertised now
 
@@ -67,73 +67,73 @@ def test_a_query_that_failed_keeps_the_connection_and_only_it_is_made_again() ->
 def test_a_range_that_is_not_covered_is_asked_for_and_one_that_is_goes_on_meanwhile() -> None:
     connections = Connections()
     ready(connections, A)
-    step, connection, owner = connections.decide(HOST, AT, A | B, connections.asked(HOST))
+    step, connection, owner = connections.decide(HOST, A | B, connections.asked(HOST))
     assert step is Next.QUERY
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.GO
-    assert connections.decide(HOST, AT, B, connections.asked(HOST))[0] is Next.WAIT
+    assert connections.decide(HOST, A, 0)[0] is Next.GO
+    assert connections.decide(HOST, B, connections.asked(HOST))[0] is Next.WAIT
     connections.answered(connection, owner, A | B)
-    assert connections.decide(HOST, AT, A | B, 0)[0] is Next.GO
+    assert connections.decide(HOST, A | B, 0)[0] is Next.GO
 
 
 def test_a_refresh_that_failed_leaves_the_keys_that_there_were() -> None:
     connections = Connections()
     ready(connections, A)
-    _, connection, owner = connections.decide(HOST, AT, B, connections.asked(HOST))
+    _, connection, owner = connections.decide(HOST, B, connections.asked(HOST))
     connections.failed(connection, owner)
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.GO
+    assert connections.decide(HOST, A, 0)[0] is Next.GO
 
 
 def test_fewer_ranges_than_covered_ask_for_nothing() -> None:
     connections = Connections()
     ready(connections, A | B)
-    assert connections.decide(HOST, AT, frozenset(), 0)[0] is Next.GO
-    assert connections.decide(HOST, AT, B, 0)[0] is Next.GO
+    assert connections.decide(HOST, frozenset(), 0)[0] is Next.GO
+    assert connections.decide(HOST, B, 0)[0] is Next.GO
 
 
 def test_what_a_query_did_not_bring_is_missing_for_whoever_came_before_it_began() -> None:
     connections = Connections()
     ready(connections, A)
     before = connections.asked(HOST)
-    _, connection, owner = connections.decide(HOST, AT, B, before)
+    _, connection, owner = connections.decide(HOST, B, before)
     during = connections.asked(HOST)
     connections.answered(connection, owner, A)
-    assert connections.decide(HOST, AT, B, before)[0] is Next.MISSING
-    assert connections.decide(HOST, AT, B, during)[0] is Next.QUERY
+    assert connections.decide(HOST, B, before)[0] is Next.MISSING
+    assert connections.decide(HOST, B, during)[0] is Next.QUERY
 
 
 def test_a_late_clean_up_does_not_touch_what_a_newer_owner_makes() -> None:
     connections = Connections()
-    _, old, old_owner = connections.decide(HOST, AT, A, 0)
+    _, old, old_owner = connections.decide(HOST, A, 0)
     connections.take_over(HOST)
-    step, new, new_owner = connections.decide(HOST, AT, A, 0)
+    step, new, new_owner = connections.decide(HOST, A, 0)
     assert step is Next.CONNECT
     assert new_owner != old_owner
     connections.failed(old, old_owner)
-    assert not connections.connected(old, old_owner)
+    assert not connections.connected(old, old_owner, ELSEWHERE)
     connections.answered(old, old_owner, A)
     assert connections.get(HOST) is new
-    assert connections.connected(new, new_owner)
+    assert connections.connected(new, new_owner, AT)
     connections.answered(new, new_owner, A)
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.GO
+    assert connections.decide(HOST, A, 0)[0] is Next.GO
 
 
 def test_a_connection_made_after_its_owner_was_given_up_is_not_made_twice() -> None:
     connections = Connections()
-    _, connection, owner = connections.decide(HOST, AT, A, 0)
+    _, connection, owner = connections.decide(HOST, A, 0)
     connections.take_over(HOST)
-    assert not connections.connected(connection, owner)
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.QUERY
+    assert not connections.connected(connection, owner, AT)
+    assert connections.decide(HOST, A, 0)[0] is Next.QUERY
 
 
 def test_a_peer_that_was_let_go_of_is_verified_before_its_keys_are_used() -> None:
     connections = Connections()
     ready(connections, A)
     connections.doubt(HOST)
-    step, connection, owner = connections.decide(HOST, AT, A, 0)
+    step, connection, owner = connections.decide(HOST, A, 0)
     assert step is Next.VERIFY
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.WAIT
+    assert connections.decide(HOST, A, 0)[0] is Next.WAIT
     connections.verified(connection, owner)
-    assert connections.decide(HOST, AT, A, 0)[0] is Next.GO
+    assert connections.decide(HOST, A, 0)[0] is Next.GO
 
 
 # ---------------------------------------------------------------- coverage
@@ -192,9 +192,10 @@ class Calls:
         self.before = before
         self.made: list[str] = []
 
-    def connect(self, address: HandshakeAddress) -> None:
-        self.made.append(f"connect {address}")
+    def connect(self) -> HandshakeAddress:
+        self.made.append("connect")
         self.before("connect")
+        return AT
 
     def query(self, address: HandshakeAddress) -> Collection[RangeId]:
         self.made.append(f"query {address}")
@@ -210,11 +211,9 @@ def test_32_threads_make_one_connection_and_one_query() -> None:
     registry = Registry()
     calls = Calls(A, lambda _: time.sleep(0.02))
     deadline = time.monotonic() + 20
-    errors = at_once(
-        32, lambda: registry.ready(HOST, AT, A, calls=calls, deadline=deadline) and None
-    )
+    errors = at_once(32, lambda: registry.ready(HOST, A, calls=calls, deadline=deadline) and None)
     assert errors == []
-    assert calls.made == [f"connect {AT}", f"query {AT}"]
+    assert calls.made == ["connect", f"query {AT}"]
 
 
 def test_the_failure_of_the_owner_wakes_the_others_and_one_of_them_begins_anew() -> None:
@@ -229,11 +228,9 @@ def test_the_failure_of_the_owner_wakes_the_others_and_one_of_them_begins_anew()
 
     calls = Calls(A, fail)
     deadline = time.monotonic() + 20
-    errors = at_once(
-        32, lambda: registry.ready(HOST, AT, A, calls=calls, deadline=deadline) and None
-    )
+    errors = at_once(32, lambda: registry.ready(HOST, A, calls=calls, deadline=deadline) and None)
     assert sorted(map(str, errors)) == ["connect failed", "query failed"]
-    assert calls.made == [f"connect {AT}"] * 2 + [f"query {AT}"] * 2
+    assert calls.made == ["connect"] * 2 + [f"query {AT}"] * 2
 
 
 def test_who_waits_for_another_thread_does_so_until_its_deadline() -> None:
@@ -247,15 +244,15 @@ def test_who_waits_for_another_thread_does_so_until_its_deadline() -> None:
     slow = Calls(A, wait)
     late = time.monotonic() + 20
     owner = threading.Thread(
-        target=lambda: registry.ready(HOST, AT, A, calls=slow, deadline=late), daemon=True
+        target=lambda: registry.ready(HOST, A, calls=slow, deadline=late), daemon=True
     )
     owner.start()
     assert inside.wait(10)
     with pytest.raises(TransportError, match="still connecting"):
-        registry.ready(HOST, AT, A, calls=slow, deadline=time.monotonic() + 0.02)
+        registry.ready(HOST, A, calls=slow, deadline=time.monotonic() + 0.02)
     go_on.set()
     owner.join(10)
-    registry.ready(HOST, AT, A, calls=slow, deadline=late)
+    registry.ready(HOST, A, calls=slow, deadline=late)
     assert len(slow.made) == 2
 
 
@@ -263,8 +260,8 @@ def test_what_the_peer_does_not_show_is_an_error_that_names_it() -> None:
     registry = Registry()
     calls = Calls(A, lambda _: None)
     with pytest.raises(TransportError, match=r"does not show buffer 1 \(generation 2\)"):
-        registry.ready(HOST, AT, A | B, calls=calls, deadline=time.monotonic() + 5)
-    assert registry.ready(HOST, AT, A, calls=calls, deadline=time.monotonic() + 5).covers(A)
+        registry.ready(HOST, A | B, calls=calls, deadline=time.monotonic() + 5)
+    assert registry.ready(HOST, A, calls=calls, deadline=time.monotonic() + 5).covers(A)
 
 
 def test_a_thread_that_waits_is_woken_when_the_owner_is_given_up() -> None:
@@ -278,17 +275,17 @@ def test_a_thread_that_waits_is_woken_when_the_owner_is_given_up() -> None:
     stuck = Calls(A, wait)
     deadline = time.monotonic() + 20
     threading.Thread(
-        target=lambda: registry.ready(HOST, AT, A, calls=stuck, deadline=deadline), daemon=True
+        target=lambda: registry.ready(HOST, A, calls=stuck, deadline=deadline), daemon=True
     ).start()
     assert inside.wait(10)
     quick = Calls(A, lambda _: None)
     other = threading.Thread(
-        target=lambda: registry.ready(HOST, AT, A, calls=quick, deadline=deadline), daemon=True
+        target=lambda: registry.ready(HOST, A, calls=quick, deadline=deadline), daemon=True
     )
     other.start()
     registry.take_over(HOST)
     other.join(10)
-    assert quick.made == [f"connect {AT}", f"query {AT}"]
+    assert quick.made == ["connect", f"query {AT}"]
     go_on.set()
     connection = registry.get(HOST)
     wait_until(lambda: len(stuck.made) >= 1)

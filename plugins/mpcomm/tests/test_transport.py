@@ -294,6 +294,18 @@ def test_keys_are_fetched_anew_when_the_peer_registers_memory(rig: Rig) -> None:
     assert (rig.calls("connect"), rig.calls("query_remote_buffers")) == (1, 2)
 
 
+def test_keys_are_asked_for_where_the_connection_was_made_to_whatever_is_advertised_since(
+    rig: Rig,
+) -> None:
+    source, target = rig.pair()
+    endpoint = rig.open()
+    write(endpoint, source, target).wait()
+    rig.there.publish(b"v1:127.0.0.1:1")
+    more = rig.there.register(np.zeros(4 * KIB, np.uint8))
+    assert write(endpoint, source, more).wait().status.tolist() == [Status.COMPLETED]
+    assert (rig.calls("connect"), rig.calls("query_remote_buffers")) == (1, 2)
+
+
 def test_keys_are_not_fetched_anew_when_the_peer_unregisters_memory(rig: Rig) -> None:
     source, target = rig.pair()
     other = rig.there.register(np.zeros(4 * KIB, np.uint8))
@@ -519,6 +531,28 @@ def test_it_is_not_made_anew_while_a_transfer_is_under_way_or_a_peer_is_there() 
         assert len(rig.library.instances) == 3
 
 
+def test_when_it_cannot_be_made_anew_work_is_refused_at_once_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tent_mpcomm.transport._REPLACE_PAUSE_S", 0.0)
+    with Rig() as rig:
+        rig.here.transport._usage._most = 0  # type: ignore[attr-defined]
+        source, target = rig.pair()
+        endpoint = rig.open()
+        write(endpoint, source, target).wait()
+        rig.library.plan("init", -1, -1, -1)
+        gone(rig, endpoint)
+        wait_until(lambda: rig.here.transport.obstacle != "")  # type: ignore[attr-defined]
+        assert "mpcomm" not in rig.here.segment.snapshot.attributes
+        work = write(rig.open(), source, target).wait()
+        assert work.status.tolist() == [Status.INITIAL]
+        assert "could not be made anew here" in str(work.cause_of(0))
+        with pytest.raises(TransportError, match=r"-1 \(device\)"):
+            rig.here.transport.bootstrap(rig.there.segment.snapshot.key, b"0" * 16 + b".0")
+        rig.here.unregister(source)
+        assert rig.here.transport.add_buffers([source]) == [None]
+
+
 def test_a_peer_whose_library_was_made_anew_is_connected_under_a_new_host_id(rig: Rig) -> None:
     source, target = rig.pair()
     endpoint = rig.open()
@@ -545,4 +579,4 @@ def test_who_does_not_wait_is_carried_by_the_instance_that_is_just_being_made() 
             gone(rig, endpoint)
             work = write(rig.open(), source, target)
             assert not work.work.finished
-        assert work.wait().status.tolist() == [Status.COMPLETED]
+        assert work.wait().status.tolist() == [Status.COMPLETED], work.work.cause_of(0)

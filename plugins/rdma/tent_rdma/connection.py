@@ -259,6 +259,7 @@ class Connection:
                 freed += self._empty(lane)
                 self.lanes.remove(lane)
                 self.nic.give_marker()
+                self.drained(lane)  # for whoever still waits for that
             self.state = State.DESTROYED
             return not self.lanes
         finally:

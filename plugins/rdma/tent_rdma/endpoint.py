@@ -163,14 +163,18 @@ class RdmaEndpoint(Endpoint):
                 self._post_again = True
                 return
             self._posting = True
-        while True:
-            while self._post_one():
-                pass
-            with self._lock:
-                if not self._post_again:
-                    self._posting = False
-                    return
-                self._post_again = False
+        try:
+            while True:
+                while self._post_one():
+                    pass
+                with self._lock:
+                    if not self._post_again:
+                        self._posting = False
+                        return
+                    self._post_again = False
+        except BaseException:
+            self._posting = False  # others are to go on
+            raise
 
     def _post_one(self) -> bool:
         """Post the next run; False when nothing waits, or nothing can be posted now."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tent_core.errors import TransportError
 from tent_core.transport import LocalBuffer
 from tent_core.types import Permission
+from tent_rdma.advice import advice
 from tent_rdma.verbs import Device, Registration, VerbsError
 from tent_rdma.wire import BufferAttribute
 
@@ -103,7 +104,8 @@ class Registrations:
                         )
                     )
             except VerbsError as error:
-                failures.append(error)
+                told = advice(error.errno, buffer.length, nic.device.limits)
+                failures.append(error.advised(told))
             except Exception as error:  # in a thread of its own it would be lost
                 failures.append(VerbsError(f"registering raised {error!r}", 0))
 

@@ -65,6 +65,15 @@ class VerbsError(TransportError):
         super().__init__(f"{what}: {reason}")
         self.errno = number
 
+    def advised(self, advice: str) -> VerbsError:
+        """The same error with what to do about it."""
+        if not advice:
+            return self
+        said = VerbsError("", self.errno)
+        said.args = (f"{self}; {advice}",)
+        said.__cause__ = self
+        return said
+
     @property
     def scarce(self) -> bool:
         """Whether it failed for lack of a resource that closing something else may give back."""

@@ -442,3 +442,16 @@ def test_who_waits_in_submit_takes_its_completions_itself() -> None:
         assert submitted.work.finished
         rig.verbs.faults.clear()
         completed(submitted)
+
+
+def test_a_mistake_while_posting_does_not_end_all_posting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected(fabric(nics=1)) as rig:
+        here, ours = rig.buffer(rig.a, KIB)
+        there, theirs = rig.buffer(rig.b, KIB)
+        rig.work_through()
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.endpoint.paths, "posted", None)
+            with pytest.raises(TypeError):
+                rig.submit(WRITE, (here, 0, there, 0, KIB))
+        completed(rig.submit(WRITE, (here, 0, there, 0, KIB)))
+        assert (ours == theirs).all()

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -173,6 +174,8 @@ def test_random_rounds(seed: int) -> None:
     verbs.release()
     for peer in peers:
         peer.check()
+        rails = peer.endpoint.paths._health.state(time.monotonic())
+        assert [rail.in_flight for rail in rails] == [0] * len(rails)
     # It has all healed: work goes through again, over whichever rails are not paused.
     for peer in peers:
         peer.come_back()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,13 @@ from tent_core.types import Opcode, Status
 from tent_core.work import Work
 from tent_tcp.messages import Message, messages_of, split
 from tent_tcp.protocol import Verdict
-from tent_tcp.streams import DeadlinePassed, Outcome, Patience, Stream
+from tent_tcp.streams import Canceled, DeadlinePassed, Outcome, Patience, Stream, StreamFailed
+
+CANCELED = "it was cancelled before it ended"
+
+Fence = Callable[[Stream, float, Callable[[str], None]], None]
+"""Have a peer confirm that it reads a closed stream no more, until a time on the monotonic clock. What is
+given last is called once, in any thread: with "", or with why the peer has not confirmed it."""
 
 TURN_S = 2e-3
 """How long one work may keep a thread that carries many."""
@@ -43,6 +49,7 @@ class Carriage:
     def __init__(self, work: Work, stream: Stream, peer: Peer) -> None:
         self.work = work
         self.stream = stream
+        stream.work = work
         self._peer = peer
         self._messages: deque[Iterator[Message]] = deque([messages_of(work.requests)])
         self._next: Message | None = None
@@ -95,25 +102,44 @@ class Carriage:
             return str(buffer)
         return repr(known.name)
 
-    def abandon(self, cause: TransportError) -> None:
-        """The stream is of no more use: everything that has no answer fails.
+    def abandon(self, cause: StreamFailed, fence: Fence) -> None:
+        """The stream, which is closed now, is of no more use: everything that has no answer fails.
 
-        A WRITE of which bytes were sent is not fenced: the receiver may go on reading them.
+        The receiver may go on reading a WRITE of which bytes were sent, so that fails only once `fence` has
+        answered whether the peer has confirmed that it does not.
         """
-        status = Status.TIMEOUT if isinstance(cause, DeadlinePassed) else Status.FAILED
+        status = status_of(cause)
         waiting = self.stream.waiting
-        touched = len(waiting) - self.stream.untouched
+        count = len(waiting) - self.stream.untouched
+        lost: list[Message] = []
         for position, message in enumerate(waiting):
-            fenced = message.opcode == Opcode.READ or position >= touched
-            self.work.fail(cause, message.start, message.stop, fenced=fenced, status=status)
+            if message.opcode == Opcode.WRITE and position < count:
+                lost.append(message)
+            else:
+                self.work.fail(cause, message.start, message.stop, status=status)
         while (unsent := self._peek()) is not None:
             self._next = None
             self.work.fail(cause, unsent.start, unsent.stop, status=status)
+        if lost:
+            self._lose(lost, cause, status, fence)
+
+    def _lose(self, lost: list[Message], cause: StreamFailed, status: Status, fence: Fence) -> None:
+        work = self.work
+
+        def report(why_not: str) -> None:
+            why = StreamFailed(f"{cause}; {why_not}") if why_not else cause
+            for message in lost:
+                work.fail(why, message.start, message.stop, fenced=not why_not, status=status)
+
+        fence(self.stream, work.expires, report)
 
     def carry(self, patience: Patience) -> None:
         """Drive it to its end, waiting. After StreamFailed it must be abandoned."""
-        stream, write = self.stream, self.work.requests.opcode == Opcode.WRITE
+        stream, work = self.stream, self.work
+        write = work.requests.opcode == Opcode.WRITE
         while True:
+            if work.cancelled:
+                raise Canceled(CANCELED)
             if self.post_next():
                 if write or len(stream.waiting) == 1:
                     stream.push_wait(patience)
@@ -155,6 +181,13 @@ class Carriage:
             if self._next is None:
                 self._messages.popleft()
         return self._next
+
+
+def status_of(cause: StreamFailed) -> Status:
+    """How requests end that a stream could not carry for that cause."""
+    if isinstance(cause, DeadlinePassed):
+        return Status.TIMEOUT
+    return Status.CANCELED if isinstance(cause, Canceled) else Status.FAILED
 
 
 def _runs(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int, bool]]:

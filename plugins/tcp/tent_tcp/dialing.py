@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tent_tcp.protocol import ANSWER_SIZE, Malformed, Verdict, parse_answer
+from tent_tcp.protocol import ANSWER_SIZE, STREAM_SIZE, Malformed, Verdict, parse_answer
 from tent_tcp.streams import Patience, Stream, StreamFailed
 from tent_tcp.tuning import tune, tune_for_one_machine
 
@@ -24,12 +25,13 @@ Endpoints = Sequence[tuple[socket.AddressFamily, Any]]
 class Target:
     """Where a peer's receiver is, and how to introduce oneself. Made from one published attribute.
 
-    `buffer` is the size of both socket buffers, 0 for the kernel's own choice.
+    `hello` makes a hello for a stream of a given identity, `buffer` is the size of both socket buffers, 0 for
+    the kernel's own choice.
     """
 
     attribute: bytes
     endpoints: Endpoints
-    hello: bytes
+    hello: Callable[[bytes], bytes]
     same_machine: bool
     buffer: int
 
@@ -48,6 +50,7 @@ class Dialing:
         self._socket: socket.socket | None = None
         self._connected = False
         self._welcome = bytearray()
+        self._identity = b""
         self.events = select.EPOLLOUT
         self._next("there is no address to connect to")
 
@@ -67,9 +70,9 @@ class Dialing:
                     self._next(f"{self.where}: {os.strerror(error)}")
                     return None
                 self._connected = True
-                self._socket.send(
-                    self._target.hello, socket.MSG_NOSIGNAL
-                )  # a new socket has room for far more
+                self._identity = secrets.token_bytes(STREAM_SIZE)
+                hello = self._target.hello(self._identity)
+                self._socket.send(hello, socket.MSG_NOSIGNAL)  # a new socket has room for far more
                 self.events = select.EPOLLIN
                 return None
             data = self._socket.recv(ANSWER_SIZE - len(self._welcome))
@@ -100,7 +103,7 @@ class Dialing:
             self.close()
             raise StreamFailed(f"{where} does not want this stream ({welcome.verdict.name})")
         made, self._socket = self._socket, None
-        return Stream(made, where)
+        return Stream(made, where, self._identity)
 
     def close(self) -> None:
         """Give up. Idempotent."""

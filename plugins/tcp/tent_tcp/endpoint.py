@@ -5,20 +5,22 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from tent_core import address
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
+from tent_core.types import Status
 from tent_core.work import Work
-from tent_tcp.carriage import Carriage
+from tent_tcp.carriage import CANCELED, Carriage
 from tent_tcp.dialing import Dialing, Target, dial
 from tent_tcp.gil import GilWatch
 from tent_tcp.mover import Mover
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
 from tent_tcp.settings import Settings
-from tent_tcp.streams import DeadlinePassed, Patience, Stream, StreamFailed
+from tent_tcp.streams import Canceled, DeadlinePassed, Patience, Stream, StreamFailed
 
 NAME = "tcp"
 
@@ -51,17 +53,26 @@ class TcpEndpoint(Endpoint):
                 raise StreamFailed(self.pool.closed)
             self._mover.submit(self, work)
             return
+
+        def interrupted() -> StreamFailed | None:
+            return Canceled(CANCELED) if work.cancelled else self._interrupted()
+
         try:
-            stream = self.pool.take(work.deadline, lambda: self._dial(work.deadline))
+            stream = self.pool.take(
+                work.deadline, lambda: self._dial(work.deadline, interrupted), interrupted
+            )
         except StreamFailed as cause:
             self.suspect(cause)
+            if isinstance(cause, Canceled):
+                work.fail(cause, status=Status.CANCELED)
+                return
             raise
         carriage = self.carriage(work, stream)
         crowded = self._gil.contended()
         patience = Patience(
             work.deadline,
             self._settings.stall_timeout,
-            self._interrupted,
+            interrupted,
             self._gil.spin_s(crowded),
             crowded,
             self._settings.keep_gil,
@@ -69,15 +80,18 @@ class TcpEndpoint(Endpoint):
         try:
             carriage.carry(patience)
         except StreamFailed as cause:
-            self.pool.discard(stream)
-            carriage.abandon(cause)
+            self.abandon(carriage, cause)
             self.suspect(cause)
         except BaseException as error:  # such as KeyboardInterrupt, which may come anywhere
-            self.pool.discard(stream)
-            carriage.abandon(StreamFailed(f"the transfer was interrupted by {error!r}"))
+            self.abandon(carriage, StreamFailed(f"the transfer was interrupted by {error!r}"))
             raise
         else:
             self.pool.give(stream)
+
+    def cancel(self, work: Work) -> None:
+        """End it soon: a thread that carries it looks up at every tick and between messages."""
+        if not work.may_block:
+            self._mover.cancel(work)
 
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         attribute = new.attributes.get(NAME)
@@ -108,6 +122,21 @@ class TcpEndpoint(Endpoint):
         """The work, ready to go over that stream."""
         return Carriage(work, stream, self._peer)
 
+    def abandon(self, carriage: Carriage, cause: StreamFailed) -> None:
+        """Report what a stream could not carry, and close the stream unless it is in step."""
+        stream = carriage.stream
+        if isinstance(cause, Canceled) and not stream.waiting:
+            self.pool.give(stream)
+        else:
+            self.pool.discard(stream)
+        carriage.abandon(cause, self._fence)
+
+    def _fence(self, stream: Stream, expires: float, answer: Callable[[str], None]) -> None:
+        if self.pool.closed is not None:
+            answer("nobody is left to ask whether its peer has stopped reading it")
+        else:
+            self._mover.fences.ask(self, self._peer, stream.identity, expires, answer)
+
     def dialing(self) -> Dialing:
         """A new connection in the making. Raises StreamFailed."""
         target = self._target
@@ -116,13 +145,13 @@ class TcpEndpoint(Endpoint):
         return Dialing(target, self._settings.stall_timeout)
 
     def suspect(self, cause: StreamFailed) -> None:
-        """Tell the engine, unless it was this side that had no more time or closed."""
-        if not isinstance(cause, DeadlinePassed) and self.pool.closed is None:
+        """Tell the engine, unless it was this side that had no more time, no more wish, or closed."""
+        if not isinstance(cause, DeadlinePassed | Canceled) and self.pool.closed is None:
             self._peer.suspect(cause)
 
-    def _dial(self, deadline: float) -> Stream:
+    def _dial(self, deadline: float, interrupted: Callable[[], StreamFailed | None]) -> Stream:
         until = min(deadline, time.monotonic() + self._settings.connect_timeout)
-        patience = Patience(until, self._settings.connect_timeout, self._interrupted)
+        patience = Patience(until, self._settings.connect_timeout, interrupted)
         dialing = self.dialing()
         try:
             return dial(dialing, patience)
@@ -134,8 +163,9 @@ class TcpEndpoint(Endpoint):
                 f"{self._settings.connect_timeout:g} s"
             ) from None
 
-    def _interrupted(self) -> str | None:
-        return self.pool.closed
+    def _interrupted(self) -> StreamFailed | None:
+        closed = self.pool.closed
+        return None if closed is None else StreamFailed(closed)
 
 
 def make_target(
@@ -161,7 +191,7 @@ def make_target(
     return Target(
         payload,
         [(family, sockaddr) for family, _, _, _, sockaddr in found],
-        pack_hello(attribute.secret, name, incarnation, same_machine),
+        partial(pack_hello, attribute.secret, name, incarnation, same_machine),
         same_machine,
         settings.socket_buffer,
     )

@@ -9,14 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tent_core.errors import TransportError
+from tent_core.types import Status
 from tent_core.work import Work
-from tent_tcp.carriage import Carriage
+from tent_tcp.carriage import CANCELED, Carriage, status_of
 from tent_tcp.dialing import Dialing
+from tent_tcp.fences import Fences
 from tent_tcp.gil import GilWatch
 from tent_tcp.pool import AllInUse
 from tent_tcp.reactor import Reactor
 from tent_tcp.settings import Settings
-from tent_tcp.streams import DeadlinePassed, Stream, StreamFailed
+from tent_tcp.streams import Canceled, DeadlinePassed, Stream, StreamFailed
 
 if TYPE_CHECKING:
     from tent_tcp.endpoint import TcpEndpoint
@@ -30,7 +32,8 @@ class Mover:
         self.stall_s = settings.stall_timeout
         self.connect_s = settings.connect_timeout
         self.gil = gil
-        self._journeys: set[_Journey] = set()
+        self.fences = Fences(reactor, settings.fence_timeout)
+        self._journeys: dict[Work, _Journey] = {}
         self._queues: dict[TcpEndpoint, deque[_Journey]] = {}
         self._ticking = False
 
@@ -38,6 +41,10 @@ class Mover:
         """Carry `work`. Raises TransportError when the transport has stopped."""
         if not self.reactor.call(partial(self._accept, endpoint, work)):
             raise TransportError("the transport tcp has stopped")
+
+    def cancel(self, work: Work) -> None:
+        """Nobody wants it any more: end it, soon."""
+        self.reactor.call(partial(self._cancel, work))
 
     def resume(self, endpoint: TcpEndpoint) -> None:
         """A stream of `endpoint` is free again."""
@@ -54,8 +61,11 @@ class Mover:
     # ---------------------------------------------------------------- in the reactor's thread
 
     def _accept(self, endpoint: TcpEndpoint, work: Work) -> None:
+        if work.cancelled:  # before it came here
+            work.fail(Canceled(CANCELED), status=Status.CANCELED)
+            return
         journey = _Journey(self, endpoint, work)
-        self._journeys.add(journey)
+        self._journeys[work] = journey
         if not self._ticking:
             self._ticking = True
             self.reactor.every_tick(self._tick)
@@ -74,23 +84,29 @@ class Mover:
         queue = self._queues.pop(endpoint, deque())
         while queue:
             journey = queue.popleft()
-            if journey in self._journeys and not self._begin(journey):
+            if not journey.over and not self._begin(journey):
                 self._queues[endpoint].extend(queue)
                 return
 
     def _close(self, endpoint: TcpEndpoint | None, reason: str) -> None:
-        for journey in list(self._journeys):
+        for journey in list(self._journeys.values()):
             if endpoint is None or journey.endpoint is endpoint:
                 journey.fail(StreamFailed(reason))
+        self.fences.close(endpoint, reason)
         if endpoint is not None:
             self._queues.pop(endpoint, None)
 
-    def ended(self, journey: _Journey) -> None:
+    def _cancel(self, work: Work) -> None:
+        journey = self._journeys.get(work)
+        if journey is not None:
+            journey.fail(Canceled(CANCELED))
+
+    def ended(self, work: Work) -> None:
         """A journey is over, one way or the other."""
-        self._journeys.discard(journey)
+        self._journeys.pop(work, None)
 
     def _tick(self, now: float) -> bool:
-        for journey in list(self._journeys):
+        for journey in list(self._journeys.values()):
             cause = journey.overdue(now)
             if cause is not None:
                 journey.fail(cause)
@@ -111,6 +127,7 @@ class _Journey:
         self._dialing: Dialing | None = None
         self._carriage: Carriage | None = None
         self._events = 0
+        self.over = False
 
     def begin(self) -> None:
         """Take a stream, or make one. Raises AllInUse."""
@@ -142,7 +159,7 @@ class _Journey:
 
     def fail(self, cause: StreamFailed) -> None:
         """End it, in whatever stage it is."""
-        self._mover.ended(self)
+        self._end()
         dialing, self._dialing = self._dialing, None
         if dialing is not None:
             self._reactor.forget(dialing.descriptor)
@@ -151,10 +168,13 @@ class _Journey:
         carriage, self._carriage = self._carriage, None
         if carriage is not None:
             self._reactor.forget(carriage.stream.descriptor)
-            self.endpoint.pool.discard(carriage.stream)
-            carriage.abandon(cause)
+            self.endpoint.abandon(carriage, cause)
         else:
-            self._work.fail(cause)
+            self._work.fail(cause, status=status_of(cause))
+
+    def _end(self) -> None:
+        self.over = True
+        self._mover.ended(self._work)
 
     def _go_on_dialing(self, _: int) -> None:
         dialing = self._dialing
@@ -197,7 +217,7 @@ class _Journey:
         if carriage.finished:
             self._carriage = None
             self._reactor.forget(stream.descriptor)
-            self._mover.ended(self)
+            self._end()
             self.endpoint.pool.give(stream)
             return
         events = select.EPOLLIN if stream.pushed else select.EPOLLIN | select.EPOLLOUT

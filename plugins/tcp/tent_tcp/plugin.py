@@ -7,7 +7,13 @@ from tent_core.transport import Transport, TransportDeclaration
 from tent_core.types import DRAM_TO_DRAM, Capabilities, Reach, TransportType
 from tent_tcp.settings import Settings
 
-CAPABILITIES = Capabilities(memory_pairs=DRAM_TO_DRAM, reach=Reach.NETWORK, owner_checked=True)
+CAPABILITIES = Capabilities(
+    memory_pairs=DRAM_TO_DRAM,
+    reach=Reach.NETWORK,
+    owner_checked=True,
+    cancellation=True,
+    partial_progress=True,
+)
 """The receiver checks each request, so a revocation needs to wait for nobody who can only come by tcp."""
 
 

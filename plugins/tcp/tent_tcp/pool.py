@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tent_tcp.streams import DeadlinePassed, Stream, StreamFailed
+from tent_tcp.streams import TICK_S, DeadlinePassed, Stream, StreamFailed
 
 _UNUSED_S = 0.1
 """A stream that was idle for longer is looked at before it is used: the peer may have closed it."""
@@ -38,8 +38,14 @@ class Pool:
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy)
 
-    def take(self, deadline: float, make: Callable[[], Stream]) -> Stream:
-        """A stream, made with `make` if none is idle and there is room. Raises StreamFailed."""
+    def take(
+        self,
+        deadline: float,
+        make: Callable[[], Stream],
+        interrupted: Callable[[], StreamFailed | None],
+    ) -> Stream:
+        """A stream, made with `make` if none is idle and there is room. `interrupted` is asked at every tick
+        why to give up. Raises StreamFailed."""
         while True:
             with self._changed:
                 while self.closed is None and not self._available():
@@ -48,7 +54,10 @@ class Pool:
                         raise DeadlinePassed(
                             f"all {self._limit} streams to the peer were in use until the deadline"
                         )
-                    self._changed.wait(min(left, 60.0))
+                    self._changed.wait(min(left, TICK_S))
+                    reason = interrupted()
+                    if reason is not None:
+                        raise reason
                 stream = self._lend()
             if stream is None:
                 try:

@@ -107,6 +107,13 @@ class ReceiverProcess:
         """Whether the process has ended, so that it touches no memory any more."""
         return self._process.poll() is not None
 
+    def ends(self, timeout: float) -> bool:
+        """Whether the process has ended, or does within `timeout` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, timeout))
+            return True
+        return False
+
     def stop(self, timeout: float) -> None:
         """End the process. Idempotent."""
         with self._lock:

@@ -2,7 +2,8 @@
 
 Initiator to receiver:
 
-    hello      once: HELLO_SIZE bytes, then the initiator's segment name
+    hello      once: HELLO_SIZE bytes, then the initiator's segment name and the stream's identity, which is
+               random: by it the initiator can ask, through the control plane, that the stream be stopped
     request    REQUEST_SIZE bytes, then a row of ROW_SIZE bytes for each block, then for WRITE the payload
 
 Receiver to initiator:
@@ -24,11 +25,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 """Version of everything in this module. It stands in the hello and in the segment's attribute."""
 
 SECRET_SIZE = 32
 INCARNATION_SIZE = 16
+STREAM_SIZE = 16
+"""Bytes of the identity of a stream."""
 MAX_NAME = 512
 MAX_HOST = 255
 MAX_TEXT = 512
@@ -44,6 +47,12 @@ _REQUEST = struct.Struct("<8Q")
 _REQUEST_MAGIC = 0x52544E54  # "TNTR"
 _ANSWER_MAGIC = 0x41544E54  # "TNTA"
 _SAME_MACHINE = 1
+
+_FENCE = struct.Struct("<8sHI16s")
+_FENCE_MAGIC = b"TENT/TCF"
+_MAX_MILLISECONDS = 60_000
+STOPPED = b"stopped"
+"""The answer to a fence: nothing that was sent on that stream is or will be written any more."""
 
 HELLO_SIZE = _HELLO.size
 HEAD_SIZE = _WORDS.size
@@ -134,17 +143,21 @@ class Attribute(NamedTuple):
             raise Malformed("attribute: the address is no text") from None
 
 
-def pack_hello(secret: bytes, name: str, incarnation: bytes, same_machine: bool) -> bytes:
+def pack_hello(
+    secret: bytes, name: str, incarnation: bytes, same_machine: bool, stream: bytes
+) -> bytes:
     """A hello. Raises ValueError for a name that no receiver would take."""
     encoded = name.encode()
-    if not 0 < len(encoded) <= MAX_NAME or len(incarnation) != INCARNATION_SIZE:
-        raise ValueError(f"name of {len(encoded)} and incarnation of {len(incarnation)} bytes")
+    sizes = (len(encoded), len(incarnation), len(stream))
+    if not 0 < sizes[0] <= MAX_NAME or sizes[1:] != (INCARNATION_SIZE, STREAM_SIZE):
+        raise ValueError("name of {}, incarnation of {}, stream of {} bytes".format(*sizes))
     flags = _SAME_MACHINE if same_machine else 0
-    return _HELLO.pack(_HELLO_MAGIC, VERSION, len(encoded), flags, incarnation, secret) + encoded
+    head = _HELLO.pack(_HELLO_MAGIC, VERSION, len(encoded), flags, incarnation, secret)
+    return head + encoded + stream
 
 
 def parse_hello(data: bytes) -> Hello:
-    """The first HELLO_SIZE bytes of a stream; `name_size` bytes follow. Raises Malformed."""
+    """The first HELLO_SIZE bytes of a stream; `name_size` + STREAM_SIZE bytes follow. Raises Malformed."""
     magic, version, name_size, flags, incarnation, secret = _HELLO.unpack(data)
     if magic != _HELLO_MAGIC:
         raise Malformed("the first bytes are no hello")
@@ -153,6 +166,24 @@ def parse_hello(data: bytes) -> Hello:
     if not 0 < name_size <= MAX_NAME or flags & ~_SAME_MACHINE:
         raise Malformed(f"a hello with a name of {name_size} bytes and flags {flags:#x}")
     return Hello(secret, incarnation, bool(flags & _SAME_MACHINE), name_size)
+
+
+def pack_fence(stream: bytes, seconds: float) -> bytes:
+    """What an initiator asks through the control plane: stop that stream, within so many seconds."""
+    milliseconds = min(max(round(seconds * 1e3), 0), _MAX_MILLISECONDS)
+    return _FENCE.pack(_FENCE_MAGIC, VERSION, milliseconds, stream)
+
+
+def parse_fence(payload: bytes) -> tuple[bytes, float]:
+    """The stream that is to be stopped, and within how many seconds. Raises Malformed."""
+    if len(payload) != _FENCE.size:
+        raise Malformed(f"{len(payload)} bytes, {_FENCE.size} were expected")
+    magic, version, milliseconds, stream = _FENCE.unpack(payload)
+    if magic != _FENCE_MAGIC or version != VERSION:
+        raise Malformed(f"no request to stop a stream, in version {VERSION}, starts like this")
+    if milliseconds > _MAX_MILLISECONDS:
+        raise Malformed(f"{milliseconds} ms, at most {_MAX_MILLISECONDS} are allowed")
+    return stream, milliseconds / 1e3
 
 
 def secrets_match(one: bytes, other: bytes) -> bool:

@@ -33,6 +33,8 @@ class Settings(BaseModel):
     - `max_streams`: connections that peers may have open to this engine.
     - `connect_timeout`, `handshake_timeout`: for a connection to be made; for a new one to show its secret.
     - `stall_timeout`: how long a transfer may go without moving a byte before its stream is given up.
+    - `fence_timeout`: how long a write whose stream was lost waits for its peer to say that it reads that
+      stream no more, so that another path may carry it; without the answer its outcome is unknown.
     - `spin`: how long a thread looks for an answer before it sleeps.
     - `receiver_spin`: how long the receiver looks for more after something came, yielding all the while.
     - `keep_gil`: while other threads of the process compute, messages of up to this size are moved without
@@ -51,6 +53,7 @@ class Settings(BaseModel):
     connect_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
     handshake_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
     stall_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    fence_timeout: Annotated[Seconds, Field(gt=0, le=60)] = 5.0
     spin: Annotated[Microseconds, Field(ge=0, le=10_000)] = 50.0
     keep_gil: Annotated[Size, Field(ge=0, le=64 * MIB)] = 8 * MIB
     receiver_spin: Annotated[Microseconds, Field(ge=0, le=100_000)] = 200.0

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tent_core.errors import TransportError
 from tent_core.types import Opcode
+from tent_core.work import Work
 from tent_tcp.messages import Message
 from tent_tcp.protocol import ANSWER_SIZE, MAX_TEXT, Answer, Malformed, Verdict, parse_answer
 from tent_tcp.syscalls import HOLDING, NOW, RELEASING, WAIT, WAIT_ALL
@@ -46,6 +47,10 @@ class DeadlinePassed(StreamFailed):
     """A stream was given up because its user's time was over: the peer need not have gone."""
 
 
+class Canceled(StreamFailed):
+    """A stream was given up because nobody wants any more what it carried."""
+
+
 class Outcome(NamedTuple):
     """What became of a message."""
 
@@ -60,7 +65,7 @@ class Patience:
 
     deadline: float
     stall_s: float
-    interrupted: Callable[[], str | None]
+    interrupted: Callable[[], StreamFailed | None]
     """Why to give up at once, or None. Asked at every tick."""
     spin_s: float = 0.0
     """How long to look again before a call that waits."""
@@ -78,7 +83,7 @@ class Patience:
         now = time.monotonic()
         reason = self.interrupted()
         if reason is not None:
-            raise StreamFailed(reason)
+            raise reason
         if now >= self.deadline:
             raise DeadlinePassed("the deadline of the transfer has passed")
         if now >= progress + self.stall_s:
@@ -90,12 +95,15 @@ class Stream:
     """A connection on which messages go out and answers come in, in the order of the messages.
 
     For one thread at a time, but for `interrupt`. After any exception only `close` may be called.
-    `waiting` are the messages that were posted and have no answer yet.
+    `waiting` are the messages that were posted and have no answer yet. `identity` is the random name by which
+    the receiver knows it, and `work` whose progress is counted.
     """
 
-    def __init__(self, made: socket.socket, where: str) -> None:
+    def __init__(self, made: socket.socket, where: str, identity: bytes) -> None:
         self._socket = made
         self.where = where
+        self.identity = identity
+        self.work: Work | None = None
         self.epoch = 0  # of the pool that it belongs to
         self.used = time.monotonic()
         self.descriptor = made.fileno()
@@ -142,9 +150,11 @@ class Stream:
                 if not self._outgoing:
                     break
                 vector = self._outgoing[0][0]
-                if vector.send(self.descriptor, NOW, HOLDING, BOUND) == WOULD_BLOCK:
+                sent = vector.send(self.descriptor, NOW, HOLDING, BOUND)
+                if sent == WOULD_BLOCK:
                     break
                 moved = True
+                self._count(sent)
                 if vector.left == 0:
                     self._outgoing.popleft()
         except OSError as error:
@@ -174,6 +184,7 @@ class Stream:
             now = time.monotonic()
             if moved > 0:
                 progress, until = now, now + patience.spin_s
+                self._count(moved)
 
     def pull(self) -> tuple[Outcome | None, bool]:
         """The next answer if it is there, and whether any byte came. Never waits. Raises StreamFailed."""
@@ -181,9 +192,11 @@ class Stream:
         try:
             for _ in range(_CALLS):
                 part = self._incoming
-                if part.receive(self.descriptor, NOW, HOLDING, BOUND) == WOULD_BLOCK:
+                received = part.receive(self.descriptor, NOW, HOLDING, BOUND)
+                if received == WOULD_BLOCK:
                     break
                 moved = True
+                self._count(received)
                 outcome = self._then() if part.left == 0 else None
                 if outcome is not None:
                     return outcome, True
@@ -228,6 +241,11 @@ class Stream:
             now = time.monotonic()
             if moved > 0:
                 progress, until = now, now + patience.spin_s
+                self._count(moved)
+
+    def _count(self, moved: int) -> None:
+        if self.work is not None:
+            self.work.progress += moved
 
     def _block(self, events: int, seconds: float, wait: int) -> int:
         """`wait` if that may take a tick, which is how long a call waits; else wait here, then NOW."""

@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import socket
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,12 +24,12 @@ from tent_tcp.endpoint import NAME, TcpEndpoint, make_target
 from tent_tcp.gil import GilWatch
 from tent_tcp.mover import Mover
 from tent_tcp.process import ReceiverProcess
-from tent_tcp.protocol import SECRET_SIZE, Attribute
+from tent_tcp.protocol import SECRET_SIZE, STOPPED, Attribute, Malformed, parse_fence
 from tent_tcp.reactor import Reactor
 from tent_tcp.receiver.orders import MAX_DESCRIPTORS
 from tent_tcp.syscalls import allow_ptrace_by_children
 
-_START_S = 10.0
+_START_S = 25.0
 _ORDER_S = 5.0
 _RELEASE_S = 0.9
 _STOP_S = 0.5
@@ -117,6 +118,34 @@ class TcpTransport(Transport):
         )
         self._endpoints.add(endpoint)
         return endpoint
+
+    def bootstrap(self, peer: PeerKey, payload: bytes) -> bytes:
+        """A peer has lost a stream, and asks that nothing of it be written any more.
+
+        A receiver that has ended writes nothing. One that does not answer is left alone: it may only be short
+        of processor time, and to end it would take every other peer's streams away; so the write that was
+        lost stays of unknown outcome until it answers.
+        """
+        try:
+            stream, seconds = parse_fence(payload)
+        except Malformed as error:
+            raise TransportError(f"tcp: a message of peer {peer}: {error}") from None
+        receiver = self._receiver
+        if receiver is not None and not receiver.ended:
+            seconds = min(seconds, _ORDER_S)
+            deadline = time.monotonic() + seconds
+            try:
+                receiver.order(
+                    "fence",
+                    seconds,
+                    name=peer.name,
+                    incarnation=peer.incarnation.hex(),
+                    stream=stream.hex(),
+                )
+            except TransportError:
+                if not receiver.ends(deadline - time.monotonic()):
+                    raise
+        return STOPPED
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
         self._private.pop(buffer.id, None)

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from tcp_owner import Owner, serve
 
 from tent_core.descriptor import PeerKey, SegmentDescriptor
+from tent_core.errors import TransportError
 from tent_core.testing import wait_until
 from tent_core.testing.harness import Row, requests
 from tent_core.transport import Endpoint, LocalBuffer
@@ -60,9 +62,9 @@ class OwnerProcess:
         """What a buffer holds there."""
         return np.frombuffer(self.call("content", buffer.id), np.uint8)
 
-    def peer(self) -> FixedPeer:
-        """The process as a peer sees it now."""
-        return FixedPeer(self.call("snapshot"))
+    def peer(self, key: PeerKey | None = None) -> FixedPeer:
+        """The process as a peer, known as `key`, sees it now."""
+        return FixedPeer(self.call("snapshot"), self, key)
 
     def signal_receiver(self, number: int) -> int:
         """Send a signal to its receiver process; that process's id."""
@@ -98,18 +100,45 @@ class OwnerProcess:
 
 
 class FixedPeer:
-    """A peer with one snapshot; implements `transport.Peer` and keeps `suspicions`."""
+    """A peer with one snapshot; implements `transport.Peer` and keeps `suspicions`. Its control plane is the
+    pipe to its process, if that is given and knows `here`, the key of this side."""
 
-    def __init__(self, segment: SegmentDescriptor) -> None:
+    def __init__(
+        self,
+        segment: SegmentDescriptor,
+        process: OwnerProcess | None = None,
+        here: PeerKey | None = None,
+    ) -> None:
         self.segment = segment
         self.suspicions: list[Exception] = []
+        self._process = process
+        self._here = here
+
+    def with_segment(self, segment: SegmentDescriptor) -> FixedPeer:
+        """The same peer with another snapshot."""
+        return FixedPeer(segment, self._process, self._here)
 
     @property
     def key(self) -> PeerKey:
         return self.segment.key
 
     def bootstrap(self, payload: bytes, timeout: float) -> bytes:
-        raise NotImplementedError
+        if self._process is None or self._here is None:
+            raise TransportError("nobody answers on the control plane")
+        answer: bytes = self._process.call("bootstrap", *self._here, payload)
+        return answer
+
+    def begin_bootstrap(self, payload: bytes, timeout: float) -> Future[bytes]:
+        answer: Future[bytes] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self.bootstrap(payload, timeout))
+            except Exception as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True).start()
+        return answer
 
     def suspect(self, cause: Exception) -> None:
         self.suspicions.append(cause)

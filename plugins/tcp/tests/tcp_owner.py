@@ -95,6 +95,9 @@ class Commands:
     def receiver(self) -> int:
         return self.transport._receiver.pid  # type: ignore[no-any-return]
 
+    def bootstrap(self, name: str, incarnation: bytes, payload: bytes) -> bytes:
+        return self._owner.transport.bootstrap(PeerKey(name, incarnation), payload)
+
     def release(self, name: str, incarnation: bytes) -> None:
         self._owner.transport.release(PeerKey(name, incarnation), "test")
 

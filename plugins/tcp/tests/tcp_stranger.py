@@ -13,6 +13,7 @@ from tent_core.transport import LocalBuffer
 from tent_tcp.protocol import (
     ANSWER_SIZE,
     INCARNATION_SIZE,
+    STREAM_SIZE,
     Attribute,
     Verdict,
     pack_hello,
@@ -34,7 +35,11 @@ class Stranger:
 
     def hello(self, secret: bytes | None = None) -> bytes:
         return pack_hello(
-            secret or self.attribute.secret, "stranger:1", bytes(INCARNATION_SIZE), True
+            secret or self.attribute.secret,
+            "stranger:1",
+            bytes(INCARNATION_SIZE),
+            True,
+            bytes(STREAM_SIZE),
         )
 
     def enter(self) -> Stranger:

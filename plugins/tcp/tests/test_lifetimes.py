@@ -526,7 +526,7 @@ def silent_receiver(answers: bytes = b"") -> Iterator[SilentPeer]:
                 return
             ends.append(stream)
             hello = protocol.parse_hello(stream.recv(protocol.HELLO_SIZE))
-            stream.recv(hello.name_size)
+            stream.recv(hello.name_size + protocol.STREAM_SIZE)
             stream.sendall(protocol.pack_answer(protocol.Verdict.OK, 0))
             if answers:
                 number = stream.recv(protocol.REQUEST_SIZE)[16:24]

@@ -18,6 +18,8 @@ from tent_tcp.protocol import (
     READ,
     REQUEST_SIZE,
     SECRET_SIZE,
+    STREAM_SIZE,
+    VERSION,
     WRITE,
     Answer,
     Attribute,
@@ -27,8 +29,10 @@ from tent_tcp.protocol import (
     build_request,
     check_lengths,
     pack_answer,
+    pack_fence,
     pack_hello,
     parse_answer,
+    parse_fence,
     parse_hello,
     parse_request,
     request_words,
@@ -38,22 +42,33 @@ from tent_tcp.protocol import (
 words = st.integers(0, 2**64 - 1)
 lengths = st.integers(1, MAX_TOTAL)
 secrets = st.binary(min_size=SECRET_SIZE, max_size=SECRET_SIZE)
+streams = st.binary(min_size=STREAM_SIZE, max_size=STREAM_SIZE)
 incarnations = st.binary(min_size=INCARNATION_SIZE, max_size=INCARNATION_SIZE)
 opcodes = st.sampled_from([READ, WRITE])
 
 
-@given(secrets, st.text(min_size=1, max_size=100), incarnations, st.booleans())
-def test_a_hello_says_who_it_is(secret: bytes, name: str, incarnation: bytes, same: bool) -> None:
-    packed = pack_hello(secret, name, incarnation, same)
+@given(secrets, st.text(min_size=1, max_size=100), incarnations, st.booleans(), streams)
+def test_a_hello_says_who_it_is(
+    secret: bytes, name: str, incarnation: bytes, same: bool, stream: bytes
+) -> None:
+    packed = pack_hello(secret, name, incarnation, same, stream)
     hello = parse_hello(packed[:HELLO_SIZE])
     assert hello == (secret, incarnation, same, len(name.encode()))
-    assert packed[HELLO_SIZE:].decode() == name
+    assert packed[HELLO_SIZE:-STREAM_SIZE].decode() == name
+    assert packed[-STREAM_SIZE:] == stream
+
+
+@given(streams, st.floats(0, 60))
+def test_a_fence_says_which_stream_and_for_how_long(stream: bytes, seconds: float) -> None:
+    found, within = parse_fence(pack_fence(stream, seconds))
+    assert found == stream
+    assert within == pytest.approx(seconds, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1)])
 def test_a_name_that_no_receiver_takes_is_not_packed(name: str) -> None:
     with pytest.raises(ValueError):
-        pack_hello(bytes(SECRET_SIZE), name, bytes(INCARNATION_SIZE), False)
+        pack_hello(bytes(SECRET_SIZE), name, bytes(INCARNATION_SIZE), False, bytes(STREAM_SIZE))
 
 
 @given(opcodes, words, words, words, words, lengths)
@@ -122,6 +137,8 @@ def test_any_other_bytes_are_malformed_and_nothing_worse(data: bytes) -> None:
     ):
         attempt(parse, size)
     attempt(Attribute.decode, len(data))
+    attempt(parse_fence, len(data))
+    attempt(parse_fence, len(pack_fence(bytes(STREAM_SIZE), 1)))
 
 
 @given(opcodes, st.integers(0, REQUEST_SIZE - 1), st.integers(1, 255))
@@ -174,5 +191,5 @@ def test_secrets_match_only_when_equal() -> None:
 
 
 def test_an_attribute_of_a_newer_version_is_named() -> None:
-    with pytest.raises(Malformed, match="version 2"):
-        Attribute.decode(b"\x02" + bytes(60))
+    with pytest.raises(Malformed, match=f"version {VERSION + 1}"):
+        Attribute.decode(bytes([VERSION + 1]) + bytes(60))

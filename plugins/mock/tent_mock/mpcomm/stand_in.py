@@ -117,7 +117,17 @@ class StandIn:
 
 
 class _Transfer:
-    __slots__ = ("bytes", "code", "connection", "done", "length", "local", "remote", "writes")
+    __slots__ = (
+        "bytes",
+        "code",
+        "connection",
+        "done",
+        "length",
+        "local",
+        "remote",
+        "taken",
+        "writes",
+    )
 
     def __init__(
         self, connection: Connection, local: int, remote: int, length: int, writes: bool
@@ -129,6 +139,7 @@ class _Transfer:
         self.writes = writes
         self.code = int(Code.PENDING)
         self.bytes = 0
+        self.taken = False
         self.done = False
 
 
@@ -152,6 +163,7 @@ class MPComm:
         self._worker: threading.Thread | None = None
         self._ended = False
         self._lock = threading.Lock()
+        self._order_lock = threading.Lock()
         self._orders: socket.socket | None = None
         self._keys: Keys | None = None
 
@@ -205,7 +217,7 @@ class MPComm:
             self._jobs.put(None)
             self._worker.join(_ANSWER_S)
         if self._orders is not None:
-            with self._lock, contextlib.suppress(OSError):
+            with self._order_lock, contextlib.suppress(OSError):
                 self._orders.shutdown(socket.SHUT_WR)
                 self._orders.recv(1)  # nothing: the port is free
             self._orders.close()
@@ -361,7 +373,7 @@ class MPComm:
             if time.monotonic() >= until:
                 return Code.TIMEOUT
             if not self._stand_in._held:
-                # The worker is a Python thread here, which cannot run now; the library's can.
+                # The worker is a Python thread here, which can hardly run now; the library's can.
                 self._carry(transfer)
             system.sleep_with_the_lock(1e-4)
         return transfer.code
@@ -436,8 +448,10 @@ class MPComm:
                 self._carry(transfer)
 
     def _carry(self, transfer: _Transfer) -> None:
-        if transfer.done:
-            return
+        with self._lock:
+            if transfer.taken:
+                return
+            transfer.taken = True
         if transfer.code != Code.PENDING:
             self._end(transfer, transfer.code)
             return
@@ -461,7 +475,7 @@ class MPComm:
         return self._stand_in._planned_for(call)
 
     def _order(self, order: dict[str, object]) -> int:
-        with self._lock:
+        with self._order_lock:
             if self._orders is None:
                 return Code.CONTEXT
             try:

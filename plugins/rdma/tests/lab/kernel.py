@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections import Counter
 from pathlib import Path
 
-RESOURCES = ("qp", "mr", "pd", "cq")
 _LIMIT_S = 30
 
 
 def resources(pid: int) -> Counter[str]:
-    """Queue pairs, registrations, domains and completion queues of a process, and its pinned KiB."""
-    counts = Counter(
-        {
-            kind: sum(1 for one in _show("resource", "show", kind) if one.get("pid") == pid)
-            for kind in RESOURCES
-        }
-    )
+    """Queue pairs, registrations, domains, completion queues and contexts of a process, and its pinned KiB.
+
+    The kernel names the thread that made a thing, and nobody once that has ended; so what is counted hangs on
+    the contexts, which live as long as the thread that opened the devices.
+    """
+    threads = {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+    contexts = {_of(one, "ctxn") for one in _show("ctx") if one.get("pid") in threads}
+    domains = {_of(one, "pdn") for one in _show("pd") if _of(one, "ctxn") in contexts}
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmPin:\s+(\d+) kB", status)
     assert found is not None
-    counts["pinned_kib"] = int(found[1])
-    return counts
-
-
-def of_all() -> Counter[str]:
-    """The same counts over all processes; the kernel's own are among them."""
     return Counter(
-        one for kind in RESOURCES for one in [kind] * len(_show("resource", "show", kind))
+        ctx=len(contexts),
+        pd=len(domains),
+        cq=sum(_of(one, "ctxn") in contexts for one in _show("cq")),
+        qp=sum(_of(one, "pdn") in domains for one in _show("qp")),
+        mr=sum(_of(one, "pdn") in domains for one in _show("mr")),
+        pinned_kib=int(found[1]),
     )
 
 
@@ -52,6 +52,11 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def _show(*what: str) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(run("rdma", "-j", *what) or "[]")
+def _show(what: str) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(run("rdma", "-j", "resource", "show", what) or "[]")
     return found
+
+
+def _of(one: dict[str, object], key: str) -> tuple[object, object]:
+    """What a number of this kind names: numbers are unique on one device only."""
+    return one["ifname"], one.get(key)

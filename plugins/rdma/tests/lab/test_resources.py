@@ -35,6 +35,36 @@ def test_a_buffer_is_registered_once_on_every_nic(
     assert resources(os.getpid())["mr"] == 3 * nics
 
 
+def test_a_connection_that_has_carried_a_notification_has_two_registrations_more(
+    make: Make, start: Start, chosen: tuple[ChosenDevice, ...]
+) -> None:
+    engine, nics, buffers = make(), len(chosen), 3
+    made = [engine.allocate(1 << 16) for _ in range(buffers)]
+    for number in range(1, 3):
+        peer = start()
+        peer.run(f"pool = engine.allocate({POOL}, name='pool')", timeout=PATIENCE_S)
+        segment = engine.open_segment(peer.segment_name)
+        segment.write(made[0][:POOL], segment.buffer("pool"))
+        assert resources(os.getpid())["mr"] == buffers * nics + 2 * (number - 1)
+        assert resources(peer.pid)["mr"] == nics
+        carried = _carried(engine)
+
+        def notify(segment: tent.Segment = segment, carried: int = carried) -> bool:
+            segment.notify("written")
+            return _carried(engine) > carried
+
+        wait_until(notify, PATIENCE_S, "rdma carries a notification")
+        assert resources(os.getpid())["mr"] == buffers * nics + 2 * number
+        assert resources(peer.pid)["mr"] == nics + 2
+
+
+def _carried(engine: tent.Engine) -> int:
+    """Messages of notifications that went over rdma."""
+    notifications = engine.stats()["notifications"]
+    carried: dict[str, int] = notifications["carried"]
+    return carried.get("rdma", 0)
+
+
 @pytest.mark.parametrize("role", ["passive", "active"])
 def test_nothing_of_a_departed_peer_stays(role: str, make: Make, start: Start) -> None:
     lasting = make(config(peers={"grace_s": 2.0}))
@@ -47,7 +77,7 @@ def test_nothing_of_a_departed_peer_stays(role: str, make: Make, start: Start) -
         _visit(lasting, peer, role, killed=number % 3 == 2)
     assert _when_alone(lasting) == before
     _close(lasting)
-    assert resources(os.getpid()) == Counter(qp=0, mr=0, pd=0, cq=0, pinned_kib=0)
+    assert resources(os.getpid()) == Counter(ctx=0, pd=0, cq=0, qp=0, mr=0, pinned_kib=0)
 
 
 def _visit(lasting: tent.Engine, peer: PeerProcess, role: str, *, killed: bool) -> None:

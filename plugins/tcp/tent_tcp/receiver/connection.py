@@ -18,6 +18,7 @@ from tent_tcp.protocol import (
     READ,
     REQUEST_SIZE,
     ROW_SIZE,
+    STREAM_SIZE,
     WRITE,
     Columns,
     Malformed,
@@ -90,17 +91,18 @@ class Connection:
     """One accepted stream, without its place in the event loop.
 
     `turn` goes on with what has arrived. `deadline` is when it must have made progress, `peer` is who it said
-    it is (name, incarnation), None until its secret was right.
+    it is (name, incarnation), None until its secret was right, and `identity` what it calls the stream.
     """
 
     def __init__(self, stream: socket.socket, desk: Desk, now: float) -> None:
         self.stream = stream
         self.peer: tuple[str, bytes] | None = None
+        self.identity = b""
         self.deadline = now + desk.handshake_s
         self.events = _IN
         self._desk = desk
         self._descriptor = stream.fileno()
-        self._head = ctypes.create_string_buffer(HELLO_SIZE + MAX_NAME)
+        self._head = ctypes.create_string_buffer(max(HELLO_SIZE, MAX_NAME + STREAM_SIZE))
         self._head_address = ctypes.addressof(self._head)
         self._got = 0  # bytes of the current fixed-size part
         self._step: Callable[[], bool] = self._take_hello
@@ -160,12 +162,13 @@ class Connection:
         return True
 
     def _take_name(self) -> bool:
-        if not self._fill(self._head_address, self._name_size):
+        if not self._fill(self._head_address, self._name_size + STREAM_SIZE):
             return False
         try:
             name = self._head.raw[: self._name_size].decode()
         except UnicodeDecodeError:
             raise Malformed("a name that is no text") from None
+        self.identity = self._head.raw[self._name_size : self._name_size + STREAM_SIZE]
         self.peer = (name, self._incarnation)
         return self._answer(pack_answer(Verdict.OK, 0))
 

@@ -71,6 +71,7 @@ class Receiver:
             "add": self._add,
             "remove": self._remove,
             "release": self._release,
+            "fence": self._fence,
             "probe": self._probe,
         }
 
@@ -249,6 +250,17 @@ class Receiver:
         for connection in leaving:
             self._close(connection)
         return {"closed": len(leaving)}
+
+    def _fence(self, order: dict[str, Any], _: list[int]) -> dict[str, Any]:
+        """Stop a stream of a peer. Nothing is being taken from it now, as one thread does all, and what the
+        kernel still holds of it goes with it. One that is not known was closed before: its user had the
+        welcome, which comes after the stream has a name here."""
+        peer = (order["name"], bytes.fromhex(order["incarnation"]))
+        identity = bytes.fromhex(order["stream"])
+        for connection in list(self._connections.values()):
+            if connection.peer == peer and connection.identity == identity:
+                self._close(connection)
+        return {}
 
     def _probe(self, order: dict[str, Any], _: list[int]) -> dict[str, Any]:
         self._desk.owner.probe_again(bytes.fromhex(order["token"]))
