@@ -62,28 +62,35 @@ class _Table:
 
     def __init__(self) -> None:
         self._proven: Counter[str] = Counter()
-        self._others: dict[str, list[str]] = {"refused": [], "not applicable": [], "FAILED": []}
+        self._refused: list[str] = []
+        self._skipped: dict[str, Counter[str]] = {}
+        self._failed: list[str] = []
 
     def add(self, part: str, outcome: str, report: Any, refused: list[str]) -> None:
         """One test."""
         name = report.nodeid.rpartition("::")[2]
         if outcome in ("failed", "error"):
-            self._others["FAILED"].append(f"{part}: {_sentence(name)}")
+            self._failed.append(f"{part}: {_sentence(name)}")
         elif outcome == "skipped":
-            self._others["not applicable"].append(f"{part}: {_reason(report)}")
+            self._skipped.setdefault(_reason(report), Counter())[part] += 1
         elif refused:
-            self._others["refused"].extend(f"{part}: {what}" for what in refused)
+            self._refused.extend(refused)
         else:
             self._proven[part] += 1
 
     def lines(self) -> list[str]:
         """The table, a line for each part that was proven, and for all else a line each."""
-        shown = [f"  proven          {part}: {count} tests" for part, count in self._proven.items()]
-        for outcome, texts in self._others.items():
-            for text, count in Counter(texts).items():
-                times = f" ({count} tests)" if count > 1 else ""
-                shown.append(f"  {outcome:<15} {text}{times}")
-        return shown
+        rows = [("proven", f"{part}: {_tests(n)}") for part, n in self._proven.items()]
+        rows += [("refused", what) for what in dict.fromkeys(self._refused)]
+        for reason, parts in self._skipped.items():
+            where = ", ".join(parts)
+            rows.append(("not applicable", f"{where}: {reason} ({_tests(parts.total())})"))
+        rows += [("FAILED", what) for what in self._failed]
+        return [f"  {outcome:<15} {text}" for outcome, text in rows]
+
+
+def _tests(count: int) -> str:
+    return f"{count} test{'s' if count > 1 else ''}"
 
 
 def _sentence(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -17,6 +18,9 @@ from tent_core.types import Reach
 class Machines(Base):
     """What only another machine can show."""
 
+    one_machine: ClassVar[str] = ""
+    """Why two machines cannot be played for this transport (a device that namespaces cannot share), if so."""
+
     @pytest.mark.namespaces
     @pytest.mark.parametrize("family", [4, 6])
     def test_another_machine_is_reached_or_refused_as_it_claims(
@@ -25,7 +29,7 @@ class Machines(Base):
         reach = self.capabilities().reach
         if reach < Reach.HOST:
             pytest.skip(f"{self.transport} does not claim to reach other processes")
-        reason = why_not()
+        reason = self.one_machine or why_not()
         if reason is not None:
             pytest.skip(reason)
         boot_id = tmp_path / "boot_id"
