@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from tent_core.admission import Rules
 from tent_core.alarm import Alarm
 from tent_core.batch import Batch, Options, Rows
 from tent_core.carry import Carry
-from tent_core.errors import TransportError
+from tent_core.errors import ClosedError, TransportError
 from tent_core.log import RateLimited
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
@@ -163,9 +164,36 @@ class Dispatcher:
         able = facts.capabilities if facts is not None else None
         return able is not None and able.self_scheduling
 
+    def feasible(
+        self, peer: LivePeer, groups: list[Group], options: Options, deadline: float
+    ) -> bool | None:
+        """Whether the groups can be expected to be done by `deadline`, behind what is under way; None where
+        nothing is known of how fast their transports have been."""
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            return False
+        if peer.traffic.troubled:
+            return None  # which transport will carry it is not known before it is tried
+        sizes: Counter[str] = Counter()
+        for group in groups:
+            if group.selection.candidates:
+                sizes[group.selection.candidates[0]] += group.requests.total
+        in_line = self.limits.get(options.priority) is not None
+        seconds = [peer.traffic.seconds_for(n, s, in_line=in_line) for n, s in sizes.items()]
+        known = [s for s in seconds if s is not None]
+        if known and max(known) > left:
+            return False
+        return True if known and len(known) == len(seconds) else None
+
     def later(self, call: Callable[[], None]) -> None:
-        """Run `call` in the progress thread: what must not run in the thread that learned of it."""
-        self.progress.submit(call)
+        """Run `call` in the progress thread: what must not run in the thread that learned of it.
+
+        After the close of the engine it runs at once: there is nothing to wait for any more, and who waits
+        for a batch that a transport was late to report must not wait for ever."""
+        try:
+            self.progress.submit(call)
+        except ClosedError:
+            call()
 
     def watch(self, carry: Carry, work: Work, attempt_s: float | None) -> None:
         """`work` is under way: see to it that the attempt does not take longer than it may."""
