@@ -103,6 +103,7 @@ class Batch:
 
     __slots__ = (
         "_callbacks",
+        "_cancelled",
         "_carries",
         "_failures",
         "_follower",
@@ -134,6 +135,7 @@ class Batch:
         self._left = n
         self._failures: list[Failed] = []
         self._callbacks: list[Callable[[Batch], None]] = []
+        self._cancelled = False
         self._carries: Sequence[Cancellable] = ()
         self._follower: Follower | None = None
         self._push: Callable[[], object] | None = None
@@ -184,6 +186,10 @@ class Batch:
             if not self.done:
                 self._carries = (*self._carries, *carries)
                 self._push = push
+            cancelled = self._cancelled
+        if cancelled:  # while its peer was being woken
+            for carry in carries:
+                carry.cancel()
 
     def settle(
         self,
@@ -239,6 +245,7 @@ class Batch:
         the batch has ended.
         """
         with self._lock:
+            self._cancelled = True
             carries = self._carries
         for carry in carries:
             carry.cancel()

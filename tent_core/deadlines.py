@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,11 @@ class Deadlines:
         self._lock = threading.Lock()
         self._records: dict[Priority, _Record] = {}
 
-    def follow(self, batch: Batch, priority: Priority, deadline: float) -> Clock:
-        """A mark whose end, that of the data, is recorded."""
-        return Clock(self, batch, priority, deadline)
+    def follow(
+        self, batch: Batch, priority: Priority, deadline: float, now: Callable[[], float]
+    ) -> Clock:
+        """A mark whose end, that of the data, is recorded. `now` is the clock that `deadline` is on."""
+        return Clock(self, batch, priority, deadline, now)
 
     def infeasible(self, priority: Priority) -> None:
         """One was submitted that could not be expected to end in time."""
@@ -73,14 +75,22 @@ class Deadlines:
 class Clock:
     """The use that a batch has of its time; ends with its data, as its uses of buffers do."""
 
-    __slots__ = ("_batch", "_began", "_deadline", "_priority", "_to")
+    __slots__ = ("_batch", "_began", "_deadline", "_now", "_priority", "_to")
 
-    def __init__(self, to: Deadlines, batch: Batch, priority: Priority, deadline: float) -> None:
+    def __init__(
+        self,
+        to: Deadlines,
+        batch: Batch,
+        priority: Priority,
+        deadline: float,
+        now: Callable[[], float],
+    ) -> None:
         self._to = to
         self._batch = batch
         self._priority = priority
         self._deadline = deadline
-        self._began = time.monotonic()
+        self._now = now
+        self._began = now()
 
     def end(self) -> None:
         """Record it, unless the batch failed or was cancelled: that says nothing about time."""
@@ -89,5 +99,5 @@ class Clock:
             self._to.ended(self._priority, None)
         elif statuses <= {Status.COMPLETED}:
             allowed = self._deadline - self._began
-            used = time.monotonic() - self._began
+            used = self._now() - self._began
             self._to.ended(self._priority, used / allowed if allowed > 0.0 else None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tent_core.admission import Rules
@@ -34,12 +34,32 @@ class Scheduling:
     slice: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """What pushes the runtime on: the time with its calls, and two queues. By default each is a thread; a
+    test may put in their place what it moves step by step.
+
+    `progress` carries on what has failed, and waits for nothing; `patient` does what may wait a little: for a
+    peer that is to be woken, for others to let go of what this one needs.
+    """
+
+    alarm: Alarm
+    progress: SerialQueue
+    patient: SerialQueue
+
+    @classmethod
+    def threads(cls) -> Drive:
+        """Real time, and a thread for each."""
+        return cls(Alarm("tent-alarm"), SerialQueue("tent-progress"), SerialQueue("tent-patient"))
+
+
 class Dispatcher:
     """The data path of one engine, from checked requests to settled batches. Thread-safe, without a lock.
 
     The submitting thread offers work to transports; whichever thread reports the last request of a
     sub-batch settles it; what has to move to another candidate is carried on by the progress thread, or by
-    the submitting thread if it waits anyway. One more thread has the alarms, and only sets others going.
+    the submitting thread if it waits anyway. One more thread has the alarms, and only sets others going,
+    and one does what may wait. Each starts when it is first needed.
     """
 
     def __init__(
@@ -50,6 +70,7 @@ class Dispatcher:
         max_attempts: int,
         scheduling: Scheduling,
         on_poll: bool,
+        drive: Drive,
     ) -> None:
         """`on_poll`: whether a thread that polls may carry on what has failed."""
         self.planner = planner
@@ -58,8 +79,10 @@ class Dispatcher:
         self.max_tries = 1 + max_attempts
         self.limits = scheduling.admission.limits
         self.slice = scheduling.slice
-        self.progress = SerialQueue("tent-progress")
-        self.alarm = Alarm("tent-alarm")
+        self.progress = drive.progress
+        self.alarm = drive.alarm
+        self.now = drive.alarm.now
+        self._patient = drive.patient
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
@@ -69,6 +92,7 @@ class Dispatcher:
     def close(self, timeout: float) -> None:
         """End its threads, and log the failures that were only counted so far."""
         self.alarm.close(timeout)
+        self._patient.close(timeout)
         self.progress.close(timeout)
         self._failures.flush()
 
@@ -169,7 +193,7 @@ class Dispatcher:
     ) -> bool | None:
         """Whether the groups can be expected to be done by `deadline`, behind what is under way; None where
         nothing is known of how fast their transports have been."""
-        left = deadline - time.monotonic()
+        left = deadline - self.now()
         if left <= 0.0:
             return False
         if peer.traffic.troubled:
@@ -186,47 +210,71 @@ class Dispatcher:
         return True if known and len(known) == len(seconds) else None
 
     def later(self, call: Callable[[], None]) -> None:
-        """Run `call` in the progress thread: what must not run in the thread that learned of it.
+        """Run `call` in the progress thread: what must not run in the thread that learned of it."""
+        self._queued(self.progress, call)
 
-        After the close of the engine it runs at once: there is nothing to wait for any more, and who waits
-        for a batch that a transport was late to report must not wait for ever."""
+    def patiently(self, call: Callable[[], None]) -> None:
+        """Run `call`, which may wait a little, where it keeps up only others of its kind."""
+        self._queued(self._patient, call)
+
+    def _queued(self, queue: SerialQueue, call: Callable[[], None]) -> None:
         try:
-            self.progress.submit(call)
+            queue.submit(partial(self._make, call))
         except ClosedError:
-            call()
+            self._make(call)  # the engine has stopped: what is left only ends
 
-    def watch(self, carry: Carry, work: Work, attempt_s: float | None) -> None:
-        """`work` is under way: see to it that the attempt does not take longer than it may."""
+    def _make(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            self.log.exception("runtime_raised")
+            raise
+
+    def watch(
+        self,
+        carry: Carry,
+        work: Work,
+        name: str,
+        attempt_s: float | None,
+        stall_s: float | None,
+    ) -> None:
+        """Transport `name` has `work`: see to it that the attempt does not take longer than it may."""
         if attempt_s is not None:
             cause = TransportError(f"the attempt took longer than its {attempt_s:g} s")
-            carry.watched(
-                self.alarm.at(
-                    time.monotonic() + attempt_s,
-                    lambda: self.later(lambda: carry.abandon(work, cause)),
-                )
-            )
-        stall_s = carry.stall_s
+            self._look_at(carry, work, attempt_s, partial(carry.abandon, work, name, cause))
         if stall_s is not None:
-            self._look_at(carry, work, stall_s, work.progress)
+            stalled = TransportError(f"no byte moved for {stall_s:g} s: it stalled")
+            self._look_for_stall(carry, work, stall_s, partial(carry.abandon, work, name, stalled))
 
-    def _look_at(self, carry: Carry, work: Work, stall_s: float, before: int) -> None:
+    def _look_at(
+        self, carry: Carry, work: Work, seconds: float, give_up: Callable[[], None]
+    ) -> None:
+        def look() -> None:
+            if not work.finished:
+                self.later(give_up)
+
+        carry.watched(work, self.alarm.at(self.now() + seconds, look))
+
+    def _look_for_stall(
+        self, carry: Carry, work: Work, stall_s: float, give_up: Callable[[], None]
+    ) -> None:
         """Look again in `stall_s` seconds whether a byte has moved."""
+        before = work.progress
 
         def look() -> None:
             if work.finished:
                 return
             if work.progress == before:
-                cause = TransportError(f"no byte moved for {stall_s:g} s: it stalled")
-                self.later(lambda: carry.abandon(work, cause))
+                self.later(give_up)
             else:
-                self._look_at(carry, work, stall_s, work.progress)
+                self._look_for_stall(carry, work, stall_s, give_up)
 
-        carry.watched(self.alarm.at(time.monotonic() + stall_s, look))
+        carry.watched(work, self.alarm.at(self.now() + stall_s, look))
 
     def count(self, peer: LivePeer, name: str, work: Work, n: int, failed: int) -> None:
         """Account a finished sub-batch of `n` requests, log the first of a peer and the failures, tell
         observers."""
-        moved = work.requests.total if not failed else int(work.moved.sum())
+        moved = work.requests.total if not work.causes else int(work.moved.sum())
         cause = work.causes[0].cause if work.causes else None
         kind = type(cause).__name__ if cause is not None else None
         if self.stats.count(name, peer.counters, n, moved, failed, kind) and failed < n:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tent_core.aio import AsyncEngine
     from tent_core.control.contract import Checksum, SessionInfo
     from tent_core.control.plane import ControlPlane
+    from tent_core.dispatch import Drive
     from tent_core.peers import LivePeer
     from tent_core.planning import Group
     from tent_core.plugins import Registry
@@ -52,7 +53,8 @@ class Engine:
     `config` is a path to a YAML file, a mapping of the same shape, or None for the defaults. The engine
     runs when the constructor returns. Raises ConfigError with every mistake in the configuration, and
     TentError when it cannot listen. A context manager; all methods are thread-safe. It does not work in a
-    forked child: start workers with the "spawn" method.
+    forked child: start workers with the "spawn" method. `drive` is for tests: what pushes work on, and by
+    whose time deadlines and pauses go.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Engine:
         config: str | Path | Mapping[str, Any] | None = None,
         *,
         plugins: Registry | None = None,
+        drive: Drive | None = None,
     ) -> None:
         # What an engine needs and an import of tent_core does not: grpc, pydantic.
         from tent_core import config as configuration
@@ -67,7 +70,7 @@ class Engine:
         from tent_core.announce import Announcer
         from tent_core.carriers import Carriers, preferred
         from tent_core.control.plane import ControlPlane
-        from tent_core.dispatch import Dispatcher, Scheduling
+        from tent_core.dispatch import Dispatcher, Drive, Scheduling
         from tent_core.hooks import Hooks
         from tent_core.inspection import Inspector
         from tent_core.integrity import Integrity
@@ -118,6 +121,7 @@ class Engine:
                 self.settings.failover.max_attempts,
                 Scheduling(admission, self.settings.scheduling.slice),
                 self.settings.failover.on_poll,
+                Drive.threads() if drive is None else drive,
             )
             if self._hooks.has_select:
                 self.dispatcher.overrule = self._overrule
@@ -147,7 +151,8 @@ class Engine:
                 self._integrity,
                 self.settings.notifications.timeout_s,
                 self.settings.control.call_timeout_s,
-                self.dispatcher.later,
+                self.dispatcher.now,
+                self.dispatcher.patiently,
                 self._log,
             )
             self.dispatcher.relieve = _relief(self.roster, self._control)
@@ -507,7 +512,7 @@ class Engine:
     def deadline(self, options: Options) -> float:
         """When a transfer that starts now must have ended, on the monotonic clock."""
         timeout = options.timeout
-        latest = time.monotonic() + (self._transfer_s if timeout is None else timeout)
+        latest = self.dispatcher.now() + (self._transfer_s if timeout is None else timeout)
         return latest if options.deadline is None else min(latest, options.deadline)
 
     def wait_limit(self, timeout: float | None) -> float:
