@@ -40,6 +40,9 @@ GRACE_S = 10.0
 HEALED_S = (2.5, 4.5)
 """Longer than it takes to connect again: else two cuts are one, as the grace counts."""
 
+FIRST_S = 0.3
+"""When each link is cut for the first time."""
+
 QUEUE = 512
 PATIENCE_S = 900.0
 LAST_S = 30.0
@@ -70,12 +73,14 @@ class Cutter:
 
     def run(self) -> None:
         """Cut, heal, and so on."""
-        while not self.over.wait(self.random.uniform(*HEALED_S)):
+        healed = FIRST_S
+        while not self.over.wait(healed):
             with cut(self.random.choice(self.arm.ends)):
                 began = time.monotonic()
                 self.over.wait(self.random.uniform(0.2, self.longest_s))
                 self.cuts += 1
                 self.seconds += time.monotonic() - began
+            healed = self.random.uniform(*HEALED_S)
 
 
 Taken = list[tuple[int, str, bool, bool]]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .namespaces import why_not
+from tent_core.testing.namespaces import why_not
+
 from .support import often
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "notifications.py"
