@@ -36,9 +36,10 @@ class Rules:
 
 
 class Ticket:
-    """One entry. `go()` is called, by whoever makes room, when it has been admitted after waiting."""
+    """One entry. `go()` is called, by whoever makes room, when it has waited: because it has been `admitted`,
+    or because its deadline has passed."""
 
-    __slots__ = ("bytes", "deadline", "go", "priority", "queue", "tasks")
+    __slots__ = ("admitted", "bytes", "deadline", "go", "priority", "queue", "tasks")
 
     def __init__(
         self,
@@ -53,6 +54,8 @@ class Ticket:
         self.tasks = tasks
         self.deadline = deadline
         self.go = go
+        self.admitted = False
+        """Whether it counts as under way."""
         self.queue: Priority | None = None
         """Where it waits: its priority, or a higher one after a promotion; None while it does not wait."""
 
@@ -91,6 +94,8 @@ class Admission:
         self._rules = rules
         self._queues = tuple(_Queue(priority) for priority in Priority)
         self._orders = itertools.count()
+        self._deadlines: list[tuple[float, int, Ticket]] = []
+        """A heap of those that wait and have one; others stay in it for a while."""
         self.bytes = 0
         """Under way."""
         self.tasks = 0
@@ -104,12 +109,16 @@ class Admission:
             return True
         self._add(ticket, ticket.priority, now)
         self.waiting += 1
+        if ticket.deadline < float("inf"):
+            self._expect(ticket)
         return False
 
     def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """An admitted one has ended; who may start now."""
-        self.bytes -= ticket.bytes
-        self.tasks -= ticket.tasks
+        """An admitted one has ended, or its second end is told; who may go now."""
+        if ticket.admitted:
+            ticket.admitted = False
+            self.bytes -= ticket.bytes
+            self.tasks -= ticket.tasks
         return self.due(now)
 
     def withdraw(self, ticket: Ticket) -> bool:
@@ -121,9 +130,10 @@ class Admission:
         return True
 
     def due(self, now: float) -> list[Ticket]:
-        """Move up those that waited long; who may start now."""
+        """Move up those that waited long; who may go now: those whose deadline has passed, which were not
+        admitted, and those that may start."""
+        admitted = self._expired(now)
         self._promote(now)
-        admitted: list[Ticket] = []
         for queue in self._queues:
             while (ticket := queue.first()) is not None:
                 if not self._fits(ticket, queue.priority):
@@ -138,6 +148,31 @@ class Admission:
         """When somebody will have waited long enough to move up."""
         times = [oldest[0] for queue in self._queues[1:] if (oldest := queue.oldest()) is not None]
         return min(times, default=None)
+
+    def next_due(self) -> float | None:
+        """When `due` will have something to do, if nobody leaves before."""
+        while self._deadlines and self._deadlines[0][2].queue is None:
+            heapq.heappop(self._deadlines)
+        times = [self._deadlines[0][0]] if self._deadlines else []
+        promotion = self.next_promotion()
+        if promotion is not None:
+            times.append(promotion)
+        return min(times, default=None)
+
+    def _expect(self, ticket: Ticket) -> None:
+        """Remember its deadline; forget, now and then, those of tickets that do not wait any more."""
+        if len(self._deadlines) > 2 * self.waiting + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].queue is not None]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (ticket.deadline, next(self._orders), ticket))
+
+    def _expired(self, now: float) -> list[Ticket]:
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            ticket = heapq.heappop(self._deadlines)[2]
+            if self.withdraw(ticket):
+                expired.append(ticket)
+        return expired
 
     def _behind(self, ticket: Ticket) -> bool:
         """Whether somebody waits that goes before it."""
@@ -159,6 +194,7 @@ class Admission:
         )
 
     def _take(self, ticket: Ticket) -> None:
+        ticket.admitted = True
         self.bytes += ticket.bytes
         self.tasks += ticket.tasks
 

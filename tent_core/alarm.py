@@ -22,9 +22,16 @@ class Handle:
         self.call = None
 
 
+_FEW = 64
+"""Below so many entries nothing is tidied away."""
+
+
 class Alarm:
-    """Thread-safe; its lock is a leaf, and no call is made under it. What is called must be quick, and must
-    not raise. The thread is a daemon and waits until the next time that is due, not at intervals."""
+    """The time, and calls at given times of it. Thread-safe; its lock is a leaf, and no call is made under
+    it. What is called must be quick, and must not raise. The thread is a daemon and waits until the next
+    time that is due, not at intervals. `now` is `time.monotonic`; tests put another time in its place."""
+
+    now: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,19 +40,25 @@ class Alarm:
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._tidy_at = _FEW
 
     def at(self, when: float, call: Callable[[], None]) -> Handle:
         """Make `call` at `when` on the monotonic clock. After `close` nothing is called any more."""
         handle = Handle(call)
         with self._changed:
             if not self._closed:
+                if len(self._heap) >= self._tidy_at:
+                    self._tidy()
                 heapq.heappush(self._heap, (when, next(self._order), handle))
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
+                    self._start()
                 elif self._heap[0][2] is handle:
                     self._changed.notify()
         return handle
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
 
     def close(self, timeout: float) -> bool:
         """Call nothing any more; False if a call took longer than `timeout` seconds to return."""
@@ -70,8 +83,14 @@ class Alarm:
             if call is not None:
                 call()
 
+    def _tidy(self) -> None:
+        """Drop what was cancelled: it would stay until its time, and most of it is."""
+        self._heap = [entry for entry in self._heap if entry[2].call is not None]
+        heapq.heapify(self._heap)
+        self._tidy_at = max(_FEW, 2 * len(self._heap))
+
     def _left(self) -> float:
         """Seconds until the next call is due."""
         while self._heap and self._heap[0][2].call is None:
             heapq.heappop(self._heap)
-        return self._heap[0][0] - time.monotonic() if self._heap else threading.TIMEOUT_MAX
+        return self._heap[0][0] - self.now() if self._heap else threading.TIMEOUT_MAX

@@ -13,7 +13,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.errors import BufferRevoked, StaleHandle, TentError, TransferFailed, WaitTimeout
+from tent_core.errors import (
+    BufferRevoked,
+    NotificationFailed,
+    StaleHandle,
+    TentError,
+    TransferFailed,
+    WaitTimeout,
+)
 from tent_core.types import Intent, Priority, Status
 
 Rows = NDArray[np.intp] | None
@@ -23,6 +30,22 @@ Rows = NDArray[np.intp] | None
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():  # the waiting coroutine may have been cancelled
         future.set_result(None)
+
+
+class Note(NamedTuple):
+    """What is told to the peer when all of a batch has arrived; with `integrity`, checksums go with it."""
+
+    name: str
+    payload: bytes
+    integrity: bool = False
+
+
+class Follower(Protocol):
+    """What comes after the data of a batch, and before its end."""
+
+    def data_ended(self) -> None: ...
+
+    def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +61,7 @@ class Options:
     attempt_s: float | None = None
     stall_s: float | None = None
     retry_unfenced: bool = False
+    note: Note | None = None
 
 
 class Cancellable(Protocol):
@@ -72,12 +96,15 @@ class Batch:
 
     `status` is uint8 (n,) of `Status`, `moved` uint64 (n,) in bytes; read them once `done`, before that
     they are a view of what is known. Thread-safe. It always ends: with a terminal status per request.
+    One with a notification ends when the peer's engine has acknowledged it; `notify_error` says why not.
     """
 
     __slots__ = (
         "_callbacks",
+        "_cancelled",
         "_carries",
         "_failures",
+        "_follower",
         "_gate",
         "_left",
         "_lock",
@@ -88,6 +115,7 @@ class Batch:
         "carried",
         "done",
         "moved",
+        "notify_error",
         "status",
     )
 
@@ -96,13 +124,16 @@ class Batch:
         self.moved = np.zeros(n, np.uint64)
         self.carried: Counter[str] = Counter()
         self.done = False
+        self.notify_error: TentError | None = None
         self._what = what
         self._marks: Sequence[Mark] = ()
         self._spin_s = spin_s
         self._left = n
         self._failures: list[Failed] = []
         self._callbacks: list[Callable[[Batch], None]] = []
+        self._cancelled = False
         self._carries: Sequence[Cancellable] = ()
+        self._follower: Follower | None = None
         self._push: Callable[[], object] | None = None
         self._lock = threading.Lock()
         self._gate = threading.Lock()
@@ -121,7 +152,29 @@ class Batch:
         """Keep these uses, which have begun, until the end. A batch of nothing ends now."""
         self._marks = marks
         if self._left == 0:
-            self._finish()
+            self._data_ended()
+
+    def follow(self, follower: Follower) -> None:
+        """Before anything is carried: this comes after the data; it calls `announced` at its end."""
+        self._follower = follower
+
+    def let_go(self, follower: Follower) -> None:
+        """The data has arrived and is not looked at any more: only the use of the peer goes on."""
+        with self._lock:
+            marks, self._marks = self._marks[:-1], self._marks[-1:]
+            self._carries = (follower,)
+            self._push = None
+        for mark in marks:
+            mark.end()
+
+    def announced(self, error: TentError | None) -> None:
+        """What came after the data has ended, and how."""
+        self.notify_error = error
+        with self._lock:  # a thread that closes the engine may be at `let_go`
+            marks, self._marks = self._marks, ()
+        for mark in marks:
+            mark.end()
+        self._finish()
 
     def carried_by(self, carries: Sequence[Cancellable], push: Callable[[], object] | None) -> None:
         """These are about to carry it, beside those that are known; `push` may help them along in `poll`."""
@@ -129,6 +182,10 @@ class Batch:
             if not self.done:
                 self._carries = (*self._carries, *carries)
                 self._push = push
+            cancelled = self._cancelled
+        if cancelled:  # while its peer was being woken
+            for carry in carries:
+                carry.cancel()
 
     def settle(
         self,
@@ -147,7 +204,7 @@ class Batch:
             self._left -= len(self.status) if rows is None else len(rows)
             ended = self._left == 0
         if ended:
-            self._finish()
+            self._data_ended()
 
     def settle_failed(
         self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
@@ -156,6 +213,12 @@ class Batch:
         with self._lock:
             self._failures.append(Failed(rows, tries))
         self.settle(rows, status, moved, tries[-1].transport if tries else "")
+
+    def _data_ended(self) -> None:
+        if self._follower is None:
+            self._finish()
+        else:
+            self._follower.data_ended()
 
     def _finish(self) -> None:
         for mark in self._marks:
@@ -173,10 +236,12 @@ class Batch:
 
     def cancel(self) -> None:
         """Nobody wants it any more. What has not been started ends at once as CANCELED; what a transport
-        has is interrupted where the transport can, and ends as CANCELED or COMPLETED. Idempotent; never
-        waits: the memory is free when the batch has ended.
+        has is interrupted where the transport can, and ends as CANCELED or COMPLETED. A notification about
+        data that has arrived is given up, and may arrive. Idempotent; never waits: the memory is free when
+        the batch has ended.
         """
         with self._lock:
+            self._cancelled = True
             carries = self._carries
         for carry in carries:
             carry.cancel()
@@ -209,16 +274,16 @@ class Batch:
                 return
             time.sleep(0)  # hands the GIL to whoever carries the work
         if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            raise WaitTimeout(
-                f"{self._what} did not end within {timeout:g} s; {self._left} requests are under way"
-            )
+            left = f"{self._left} requests are" if self._left else "its notification is"
+            raise WaitTimeout(f"{self._what} did not end within {timeout:g} s; {left} under way")
         self._gate.release()
 
     def check(self) -> None:
         """Raise if any request ended otherwise than COMPLETED.
 
         That is TransferFailed, or what a call made now would raise: StaleHandle (BufferRevoked) when owners
-        took the buffers away while the requests were under way, and nothing else went wrong.
+        took the buffers away while the requests were under way, and nothing else went wrong. When all did
+        complete, NotificationFailed if the notification about them was not acknowledged.
         """
         if self._failures:
             causes = [f.tries[-1].cause if f.tries else None for f in self.failures]
@@ -227,6 +292,8 @@ class Batch:
                 if all(isinstance(cause, stale) for cause in causes):
                     kind = stale
             raise kind(self.explain_failures()) from causes[0]
+        if self.notify_error is not None:
+            raise NotificationFailed(str(self.notify_error)) from self.notify_error.__cause__
 
     @property
     def failures(self) -> tuple[Failed, ...]:

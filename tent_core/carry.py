@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import threading
-import time
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import numpy as np
 from tent_core.admission import Ticket
 from tent_core.batch import Options, Rows, Try
 from tent_core.columns import subset
+from tent_core.endpoints import CONNECT_TIMEOUT_S
 from tent_core.errors import (
     DeadlinePassed,
     PeerDeparted,
@@ -22,6 +21,7 @@ from tent_core.errors import (
     UsageError,
 )
 from tent_core.failover import judge
+from tent_core.once import Once
 from tent_core.reshape import Sink
 from tent_core.scarcity import lacks_resources
 from tent_core.types import Capabilities, Status
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from tent_core.peers import LivePeer
     from tent_core.policy import Selection
     from tent_core.traffic import Traffic
+
+
+_LATE_S = 0.1
+"""How much later than the alarm, which has the deadlines of all that wait, a waiting thread looks itself."""
 
 
 class Phase(enum.Enum):
@@ -50,13 +54,14 @@ class Phase(enum.Enum):
 
 class Carry:
     """One group of requests, one candidate at a time. One thread at a time pushes it on (`run`); `cancel` may
-    come from any other, and only sets a flag, withdraws a ticket, or asks the transport."""
+    come from any other, and only sets a flag, withdraws a ticket, ends the wait for a connection, or asks the
+    transport. Whoever sets out to wait looks at the flag once more when it can be found waiting."""
 
     __slots__ = (
         "_abandoned",
-        "_admitted",
         "_began",
         "_cancelled",
+        "_connecting",
         "_deadline",
         "_dispatcher",
         "_inline",
@@ -110,11 +115,11 @@ class Carry:
         self._inline: Work | None = None
         self._phase = Phase.READY
         self._ticket: Ticket | None = None
-        self._admitted = False
+        self._connecting: Once | None = None
         self._cancelled = False
         self._relieved = ""
         """The candidate for which idle peers were asked to let go."""
-        self._abandoned: TentError | None = None
+        self._abandoned: tuple[Work, TentError] | None = None
         self._watches: tuple[Handle, ...] = ()
         self._work: Work | None = None
 
@@ -124,6 +129,7 @@ class Carry:
         """Offer the requests to candidate after candidate until one takes them or none is left."""
         while True:
             if self._is_cancelled():
+                self._leave()
                 self._end(TransferCanceled("it was cancelled before it ended"), Status.CANCELED)
                 return
             if not self._name and not self._next():
@@ -132,7 +138,6 @@ class Carry:
             if not self._may_enter():
                 return
             if self._is_cancelled():
-                self._leave()
                 continue
             work = self._submit()
             if work is not None and self._may_block and self._for_lack_of_resources(work):
@@ -151,80 +156,99 @@ class Carry:
 
     def _submit(self) -> Work | None:
         """Give it to the candidate; answers the work if it ended within this call."""
-        self._began = began = time.monotonic()
+        self._began = began = self._dispatcher.now()
         if began >= self._deadline:
-            self._leave()
-            self._end(DeadlinePassed("its deadline passed before it was started"), Status.TIMEOUT)
+            self._too_late()
             return None
         entry = self._selection.entry
         attempt_s = self._options.attempt_s
         if attempt_s is None and entry is not None:
             attempt_s = entry.attempt_s
+        until = self._deadline if attempt_s is None else min(self._deadline, began + attempt_s)
         work = Work(
             self._requests,
             self._finished,
             may_block=self._may_block,
-            deadline=self._deadline
-            if attempt_s is None
-            else min(self._deadline, began + attempt_s),
+            deadline=until,
             priority=self._options.priority,
             expires=self._deadline,
             devices=entry.devices if entry is not None else (),
             qp_pool=entry.qp_pool if entry is not None else None,
         )
-        endpoint = self._peer.endpoints.ready.get(self._name)
+        name = self._name
+        endpoint = self._peer.endpoints.ready.get(name)
         if endpoint is None and not self._may_block:
-            self._connect()
+            self._connect(until)
             return None
         self._work = work
         self._phase = Phase.RUNNING
         self._submitting = threading.get_ident()
-        timed = self._may_block and (attempt_s is not None or self.stall_s is not None)
+        stall_s = self._stall_s(name)
+        timed = self._may_block and (attempt_s is not None or stall_s is not None)
         if timed:  # nobody looks after `submit`: it returns at the end
-            self._dispatcher.watch(self, work, attempt_s)
+            self._dispatcher.watch(self, work, name, attempt_s, stall_s)
         try:
             if endpoint is None:
-                endpoint = self._peer.endpoint(self._name)
+                endpoint = self._peer.endpoint(name, min(CONNECT_TIMEOUT_S, until - began))
             endpoint.submit(work)
         except TentError as error:
             work.refuse(error)
         except Exception as error:
             # A broken plugin: what it may have started is unknown.
-            cause = TransportError(f"transport {self._name} raised {error!r} in submit")
+            cause = TransportError(f"transport {name} raised {error!r} in submit")
             cause.__cause__ = error
             self._dispatcher.log.error(
-                "transport_raised", transport=self._name, doing="submit", error=repr(error)
+                "transport_raised", transport=name, doing="submit", error=repr(error)
             )
             work.fail(cause, fenced=False)
         if self._inline is work:
             return work
         if self._work is work:  # else another thread is at the next attempt already
             self._submitting = 0
-        if not timed and not work.finished:
-            self._dispatcher.watch(self, work, attempt_s)
+        if not work.finished:
+            if not timed:
+                self._dispatcher.watch(self, work, name, attempt_s, stall_s)
+            if self._cancelled:  # by somebody who came before the transport knew the work
+                self._stop_attempt(work, name)
         return None
 
-    def _connect(self) -> None:
-        """Have the endpoint made, and go on when it is: this thread must not wait."""
+    def _connect(self, until: float) -> None:
+        """Have the endpoint made, and go on when it is, at a time-out, or when nobody wants it any more: this
+        thread must not wait."""
         self._phase = Phase.CONNECTING
         self._work = None
-        try:
-            made = self._peer.endpoints.begin(self._name)
-        except TentError as error:
-            self._connected(None, error)
-        else:
-            made.add_done_callback(lambda future: self._connected(future, None))
+        once = self._connecting = Once()
+        dispatcher, name = self._dispatcher, self._name
 
-    def _connected(self, made: Future[Any] | None, error: BaseException | None) -> None:
-        """In whatever thread: the endpoint is there, or cannot be."""
-        if made is not None:
-            error = made.exception()
-        self._dispatcher.later(lambda: self._resume_connected(error))
+        def go_on(error: BaseException | None) -> None:  # in whatever thread
+            if once.take():
+                dispatcher.later(lambda: self._resume_connected(error))
+
+        try:
+            made = self._peer.endpoints.begin(name)
+        except TentError as error:
+            go_on(error)
+            return
+        seconds = min(CONNECT_TIMEOUT_S, until - self._began)
+        slow = TransportError(f"transport {name} did not connect within {seconds:g} s")
+        limit = dispatcher.alarm.at(self._began + seconds, lambda: go_on(slow))
+
+        def connected(future: Any) -> None:
+            limit.cancel()
+            go_on(future.exception())
+
+        made.add_done_callback(connected)
+        if self._cancelled:
+            go_on(None)
 
     def _resume_connected(self, error: BaseException | None) -> None:
         self._phase = Phase.READY
+        self._connecting = None
         if error is None:
             self.run()
+            return
+        if self._dispatcher.now() >= self._deadline:
+            self._too_late()
             return
         cause = error if isinstance(error, TentError) else TransportError(repr(error))
         work = Work(self._requests, lambda _: None, deadline=self._deadline)
@@ -237,15 +261,19 @@ class Carry:
 
         Asked once for each candidate. Waits."""
         relieve = self._dispatcher.relieve
-        if relieve is None or self._relieved == self._name or not work.causes:
+        if relieve is None or not self._lacked_resources(work):
             return False
         self._relieved = self._name
+        return relieve(self._peer)
+
+    def _lacked_resources(self, work: Work) -> bool:
         return (
-            not (work.status == Status.COMPLETED).any()
+            bool(work.causes)
+            and self._relieved != self._name
+            and not (work.status == Status.COMPLETED).any()
             and not work.moved.any()
             and not work.unfenced
             and lacks_resources(work.causes[0].cause)
-            and relieve(self._peer)
         )
 
     def _finished(self, work: Work) -> None:
@@ -258,25 +286,35 @@ class Carry:
             self._dispatcher.later(lambda: self._resume(work))
 
     def _resume(self, work: Work) -> None:
-        """In the progress thread, which may wait a little."""
+        """In the progress thread, which must not wait."""
         self._may_block = False
-        if self._for_lack_of_resources(work):
+        if self._dispatcher.relieve is not None and self._lacked_resources(work):
+            self._dispatcher.patiently(lambda: self._resume_relieved(work))
+        elif self._settle(work):
+            self.run()
+
+    def _resume_relieved(self, work: Work) -> None:
+        """In the thread that may wait: have idle peers let go, and try again."""
+        again: Work | None = work
+        if not self._cancelled and self._for_lack_of_resources(work):
             again = self._submit()
-            if again is None:
-                return
-            work = again
-        if self._settle(work):
+        if again is not None and self._settle(again):
             self.run()
 
     # ---------------------------------------------------------------- room
 
     def _may_enter(self) -> bool:
-        """Whether there is room on the transport. A thread that may block waits here; for another one, who
-        makes room has the sub-batch pushed on."""
-        if self._admitted or self._dispatcher.limits.get(self._options.priority) is None:
+        """Whether it may go on to its transport, or to its end: there is room, or its deadline has passed, or
+        it was cancelled. A thread that may block waits here; for another one, who makes room has the
+        sub-batch pushed on."""
+        if self._ticket is not None:  # somebody has let it go on
+            self._phase = Phase.READY
             return True
+        if self._dispatcher.limits.get(self._options.priority) is None:
+            return True
+        name = self._name
         freed = threading.Event() if self._may_block else None
-        ticket = self._ticket = Ticket(
+        ticket = Ticket(
             self._options.priority,
             self._requests.total,
             len(self._requests),
@@ -284,34 +322,27 @@ class Carry:
             freed.set if freed is not None else self._go,
         )
         self._phase = Phase.WAITING
-        self._admitted = self._traffic.enter(self._name, ticket)
-        if self._admitted:
+        self._ticket = ticket
+        if self._traffic.enter(name, ticket):
             self._phase = Phase.READY
             return True
-        if freed is None:
+        # From here on another thread may be pushing it on, unless the ticket can be withdrawn.
+        if freed is not None:
+            if not freed.wait(max(self._deadline - self._dispatcher.now(), 0.0) + _LATE_S):
+                self._traffic.withdraw(name, ticket)
+        elif not (self._cancelled and self._traffic.withdraw(name, ticket)):
             return False
-        left = max(self._deadline - time.monotonic(), 0.0)
-        if not freed.wait(left) and self._traffic.withdraw(self._name, ticket):
-            self._ticket = None
-            self._end(
-                DeadlinePassed("its deadline passed while it waited its turn"), Status.TIMEOUT
-            )
-            return False
-        if not self._is_cancelled():  # else it may have been withdrawn: `run` looks
-            self._admitted = True
         self._phase = Phase.READY
         return True
 
     def _go(self) -> None:
-        """There is room, says whoever has made it."""
-        self._admitted = True
+        """It may go on, says whoever has made room, or saw its deadline pass."""
         self._dispatcher.later(self.run)
 
     def _leave(self) -> None:
         """It does not use the transport any more."""
         ticket, self._ticket = self._ticket, None
-        self._admitted = False
-        if ticket is not None:
+        if ticket is not None and ticket.admitted:
             self._traffic.leave(self._name, ticket)
 
     # ---------------------------------------------------------------- outcomes
@@ -338,9 +369,10 @@ class Carry:
         if len(done):
             self._sink.settle(self._at(done), Status.COMPLETED, work.moved[done], name)
         moving = []
-        seconds = time.monotonic() - self._began
-        abandoned, self._abandoned = self._abandoned, None
-        verdicts = judge(work, abandoned, self._options.retry_unfenced, self._deadline)
+        seconds = self._dispatcher.now() - self._began
+        abandoned = self._abandoned
+        late = abandoned[1] if abandoned is not None and abandoned[0] is work else None
+        verdicts = judge(work, late, self._options.retry_unfenced, self._deadline)
         self._note(name, verdicts)
         more = self._left and len(self._tries) + 1 < self._dispatcher.max_tries
         for verdict in verdicts:
@@ -360,7 +392,7 @@ class Carry:
             return False
         rows = np.concatenate([verdict.rows for verdict, _ in moving])
         rows.sort()
-        self._tries = (*self._tries, moving[0][1])
+        self._tries = (*self._tries, _together([attempt for _, attempt in moving]))
         self._rows = self._at(rows)
         self._dispatcher.stats.count_failover(self._sink.requests(self._rows))
         self._requests = subset(self._requests, rows)
@@ -397,6 +429,13 @@ class Carry:
         )
         self._end(cause, Status.FAILED)
 
+    def _too_late(self) -> None:
+        """Its deadline has passed, and no transport has it."""
+        waited = self._ticket is not None and not self._ticket.admitted
+        self._leave()
+        doing = "while it waited its turn" if waited else "before it was started"
+        self._end(DeadlinePassed(f"its deadline passed {doing}"), Status.TIMEOUT)
+
     def _end(self, cause: Exception, status: Status) -> None:
         """All that is left ends like this, without another attempt."""
         self._phase = Phase.ENDED
@@ -407,43 +446,64 @@ class Carry:
     # ---------------------------------------------------------------- from outside
 
     def _is_cancelled(self) -> bool:
-        return self._cancelled
+        return self._cancelled  # by any thread, at any time: a type checker must not remember it
 
-    @property
-    def stall_s(self) -> float | None:
+    def _stall_s(self, name: str) -> float | None:
         """How long no byte may move, where the transport says how many have."""
         entry = self._selection.entry
         stall_s = self._options.stall_s
         if stall_s is None and entry is not None:
             stall_s = entry.stall_s
-        return stall_s if stall_s is not None and self._can().partial_progress else None
+        return stall_s if stall_s is not None and self._can(name).partial_progress else None
 
-    def watched(self, handle: Handle) -> None:
-        """An alarm that is to be forgotten when the attempt ends."""
-        self._watches = (*self._watches, handle)
+    def watched(self, work: Work, handle: Handle) -> None:
+        """An alarm that is to be forgotten when this attempt ends. What it calls looks whether it has."""
+        if work.finished:
+            handle.cancel()
+        else:
+            self._watches = (*self._watches, handle)
 
     def cancel(self) -> None:
         """End it as soon as may be: at once while it waits, best effort while a transport has it."""
         self._cancelled = True
-        work, ticket = self._work, self._ticket
-        if self._phase is Phase.WAITING and ticket is not None:
-            if self._traffic.withdraw(self._name, ticket):
-                self._ticket = None
-                ticket.go()  # `run` finds that it was cancelled
+        # The name after the ticket and the work: it does not change before they have ended.
+        work, ticket, connecting = self._work, self._ticket, self._connecting
+        name = self._name
+        if ticket is not None and self._traffic.withdraw(name, ticket):
+            ticket.go()  # `run` finds that it was cancelled
+        elif connecting is not None and connecting.take():
+            self._dispatcher.later(lambda: self._resume_connected(None))
         elif work is not None and not work.finished:
-            self._stop_attempt(work)
+            self._stop_attempt(work, name)
 
-    def abandon(self, work: Work, cause: TentError) -> None:
-        """This attempt has taken too long: end it, and let the next candidate carry what may move."""
-        if not work.finished:
-            self._abandoned = cause
-            self._stop_attempt(work)
+    def abandon(self, work: Work, name: str, cause: TentError) -> None:
+        """This attempt, by `name`, has taken too long: end it; the next candidate carries what may move."""
+        if self._work is work and not work.finished:
+            self._abandoned = (work, cause)
+            self._stop_attempt(work, name)
 
-    def _stop_attempt(self, work: Work) -> None:
+    def _stop_attempt(self, work: Work, name: str) -> None:
         work.cancelled = True
-        endpoint = self._peer.endpoints.ready.get(self._name)
-        if endpoint is not None and self._can().cancellation:
+        endpoint = self._peer.endpoints.ready.get(name)
+        if endpoint is None or not self._can(name).cancellation:
+            return
+        try:
             endpoint.cancel(work)
+        except Exception as error:
+            # It ends later, by itself: `cancel` is a favour.
+            self._dispatcher.log.error(
+                "transport_raised", transport=name, doing="cancel", error=repr(error)
+            )
 
-    def _can(self) -> Capabilities:
-        return self._dispatcher.planner.facts[self._name].capabilities or Capabilities()
+    def _can(self, name: str) -> Capabilities:
+        return self._dispatcher.planner.facts[name].capabilities or Capabilities()
+
+
+def _together(attempts: list[Try]) -> Try:
+    """One attempt of which parts failed for different causes, as one line of the history."""
+    causes = {str(attempt.cause): attempt.cause for attempt in attempts}
+    if len(causes) == 1:
+        return attempts[0]
+    cause = TransportError("; ".join(causes))
+    cause.__cause__ = attempts[0].cause
+    return attempts[0]._replace(cause=cause)

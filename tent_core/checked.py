@@ -16,10 +16,13 @@ from tent_core.errors import (
     RangeError,
     StaleHandle,
     TentError,
+    TransferCanceled,
     UsageError,
 )
 from tent_core.inflight import begin_all
+from tent_core.integrity import Sums, sums_of
 from tent_core.memory import Buffer, BufferSlice
+from tent_core.once import Once
 from tent_core.options import ManyOptions
 from tent_core.planning import Group
 from tent_core.remote_buffer import RemoteBuffer, RemoteSlice
@@ -37,7 +40,7 @@ Plan: TypeAlias = Callable[[], list[Group]]
 class Checked:
     """Requests that passed every check, and the buffers that they hold while they are carried."""
 
-    __slots__ = ("engine", "local", "parts", "peer", "remote", "segment")
+    __slots__ = ("_sums", "engine", "local", "parts", "peer", "remote", "segment")
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Checked:
         self.parts = parts
         self.local = local
         self.remote = remote
+        self._sums: Sums | None = None
         self._check_owners()
         for requests, _ in parts:
             here, there = set(requests.local_used), set(requests.remote_used)
@@ -85,6 +89,12 @@ class Checked:
             raise next(_gone(user) for user in users if user.inflight is shut)
         return marks
 
+    def sums(self) -> Sums:
+        """How to sum what these move. Raises UsageError where it cannot be."""
+        if self._sums is None:
+            self._sums = sums_of(self)
+        return self._sums
+
     def groups(self, options: Options) -> list[Group]:
         """Which rows go to which candidates."""
         local = {b.id: b.trait for b in self.local}
@@ -100,19 +110,25 @@ class Checked:
     def start(self, options: Options, may_block: bool, plan: Plan | None = None) -> Batch:
         """Mark the peer and the buffers as in use, plan, and set going.
 
-        A peer that was retired is woken first: by this thread if it may block, else by the progress thread.
+        A peer that was retired is woken first: by this thread if it may block, else by one that may wait.
         """
         engine, peer = self.engine, self.peer
         batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
         deadline = engine.deadline(options)
+        note = options.note
+        if note is not None:
+            sums = self.sums() if note.integrity else None
+            engine.announcer.follow(batch, peer, note, sums, deadline)
         if peer.try_begin():
             self._go(batch, options, may_block, plan, deadline)
         elif may_block:
             peer.begin(engine.call_timeout(None))
             self._go(batch, options, may_block, plan, deadline)
         else:
-            engine.dispatcher.progress.submit(
-                lambda: self._go_later(batch, options, plan, deadline)
+            waking = _Waking(batch)
+            batch.carried_by([waking], None)
+            engine.dispatcher.patiently(
+                lambda: self._go_later(batch, waking, options, plan, deadline)
             )
         return batch
 
@@ -130,12 +146,43 @@ class Checked:
         if not batch.done:
             self.engine.dispatcher.start(batch, self.peer, groups, options, deadline, may_block)
 
-    def _go_later(self, batch: Batch, options: Options, plan: Plan | None, deadline: float) -> None:
+    def _go_later(
+        self,
+        batch: Batch,
+        waking: _Waking,
+        options: Options,
+        plan: Plan | None,
+        deadline: float,
+    ) -> None:
+        if batch.done:
+            return
         try:
             self.peer.begin(self.engine.call_timeout(None))
+        except TentError as error:
+            waking.end(error, Status.FAILED)
+            return
+        if not waking.over.take():
+            self.peer.end()
+            return
+        try:
             self._go(batch, options, False, plan, deadline)
         except TentError as error:
             batch.settle_failed(None, Status.FAILED, None, (Try("connect", error, 0.0),))
+
+
+class _Waking:
+    """A batch whose peer is being woken: it begins, or it ends, by whoever comes first."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.over = Once()
+        self._batch = batch
+
+    def end(self, cause: TentError, status: Status) -> None:
+        if self.over.take():
+            self._batch.settle_failed(None, status, None, (Try("connect", cause, 0.0),))
+
+    def cancel(self) -> None:
+        self.end(TransferCanceled("it was cancelled before it began"), Status.CANCELED)
 
 
 def check_one(

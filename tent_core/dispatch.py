@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tent_core.admission import Rules
 from tent_core.alarm import Alarm
 from tent_core.batch import Batch, Options, Rows
 from tent_core.carry import Carry
-from tent_core.errors import TransportError
+from tent_core.errors import ClosedError, TransportError
 from tent_core.log import RateLimited
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
@@ -33,12 +33,32 @@ class Scheduling:
     slice: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """What pushes the runtime on: the time with its calls, and two queues. By default each is a thread; a
+    test may put in their place what it moves step by step.
+
+    `progress` carries on what has failed, and waits for nothing; `patient` does what may wait a little: for a
+    peer that is to be woken, for others to let go of what this one needs.
+    """
+
+    alarm: Alarm
+    progress: SerialQueue
+    patient: SerialQueue
+
+    @classmethod
+    def threads(cls) -> Drive:
+        """Real time, and a thread for each."""
+        return cls(Alarm("tent-alarm"), SerialQueue("tent-progress"), SerialQueue("tent-patient"))
+
+
 class Dispatcher:
     """The data path of one engine, from checked requests to settled batches. Thread-safe, without a lock.
 
     The submitting thread offers work to transports; whichever thread reports the last request of a
     sub-batch settles it; what has to move to another candidate is carried on by the progress thread, or by
-    the submitting thread if it waits anyway. One more thread has the alarms, and only sets others going.
+    the submitting thread if it waits anyway. One more thread has the alarms, and only sets others going,
+    and one does what may wait. Each starts when it is first needed.
     """
 
     def __init__(
@@ -49,6 +69,7 @@ class Dispatcher:
         max_attempts: int,
         scheduling: Scheduling,
         on_poll: bool,
+        drive: Drive,
     ) -> None:
         """`on_poll`: whether a thread that polls may carry on what has failed."""
         self.planner = planner
@@ -57,8 +78,10 @@ class Dispatcher:
         self.max_tries = 1 + max_attempts
         self.limits = scheduling.admission.limits
         self.slice = scheduling.slice
-        self.progress = SerialQueue("tent-progress")
-        self.alarm = Alarm("tent-alarm")
+        self.progress = drive.progress
+        self.alarm = drive.alarm
+        self.now = drive.alarm.now
+        self._patient = drive.patient
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
@@ -68,6 +91,7 @@ class Dispatcher:
     def close(self, timeout: float) -> None:
         """End its threads, and log the failures that were only counted so far."""
         self.alarm.close(timeout)
+        self._patient.close(timeout)
         self.progress.close(timeout)
         self._failures.flush()
 
@@ -139,7 +163,7 @@ class Dispatcher:
             sink: Sink = batch
             if group.merge is not None:
                 sink, rows = MergedSink(batch, rows, group.merge), None
-            if sliced and requests.total > self.slice:
+            if sliced and requests.total > self.slice and not self._schedules_itself(names):
                 pieces, spans = parts(requests, self.slice)
                 whole = PartsSink(sink, rows, pieces)
                 work: list[tuple[Sink, Requests, Rows]] = [
@@ -157,42 +181,78 @@ class Dispatcher:
             for carry in carries:
                 carry.run()
 
+    def _schedules_itself(self, names: tuple[str, ...]) -> bool:
+        """Whether the first candidate does its own slicing: what is cut for it would only be slower."""
+        facts = self.planner.facts.get(names[0]) if names else None
+        able = facts.capabilities if facts is not None else None
+        return able is not None and able.self_scheduling
+
     def later(self, call: Callable[[], None]) -> None:
         """Run `call` in the progress thread: what must not run in the thread that learned of it."""
-        self.progress.submit(call)
+        self._queued(self.progress, call)
 
-    def watch(self, carry: Carry, work: Work, attempt_s: float | None) -> None:
-        """`work` is under way: see to it that the attempt does not take longer than it may."""
+    def patiently(self, call: Callable[[], None]) -> None:
+        """Run `call`, which may wait a little, where it keeps up only others of its kind."""
+        self._queued(self._patient, call)
+
+    def _queued(self, queue: SerialQueue, call: Callable[[], None]) -> None:
+        try:
+            queue.submit(partial(self._make, call))
+        except ClosedError:
+            self._make(call)  # the engine has stopped: what is left only ends
+
+    def _make(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            self.log.exception("runtime_raised")
+            raise
+
+    def watch(
+        self,
+        carry: Carry,
+        work: Work,
+        name: str,
+        attempt_s: float | None,
+        stall_s: float | None,
+    ) -> None:
+        """Transport `name` has `work`: see to it that the attempt does not take longer than it may."""
         if attempt_s is not None:
             cause = TransportError(f"the attempt took longer than its {attempt_s:g} s")
-            carry.watched(
-                self.alarm.at(
-                    time.monotonic() + attempt_s,
-                    lambda: self.later(lambda: carry.abandon(work, cause)),
-                )
-            )
-        stall_s = carry.stall_s
+            self._look_at(carry, work, attempt_s, partial(carry.abandon, work, name, cause))
         if stall_s is not None:
-            self._look_at(carry, work, stall_s, work.progress)
+            stalled = TransportError(f"no byte moved for {stall_s:g} s: it stalled")
+            self._look_for_stall(carry, work, stall_s, partial(carry.abandon, work, name, stalled))
 
-    def _look_at(self, carry: Carry, work: Work, stall_s: float, before: int) -> None:
+    def _look_at(
+        self, carry: Carry, work: Work, seconds: float, give_up: Callable[[], None]
+    ) -> None:
+        def look() -> None:
+            if not work.finished:
+                self.later(give_up)
+
+        carry.watched(work, self.alarm.at(self.now() + seconds, look))
+
+    def _look_for_stall(
+        self, carry: Carry, work: Work, stall_s: float, give_up: Callable[[], None]
+    ) -> None:
         """Look again in `stall_s` seconds whether a byte has moved."""
+        before = work.progress
 
         def look() -> None:
             if work.finished:
                 return
             if work.progress == before:
-                cause = TransportError(f"no byte moved for {stall_s:g} s: it stalled")
-                self.later(lambda: carry.abandon(work, cause))
+                self.later(give_up)
             else:
-                self._look_at(carry, work, stall_s, work.progress)
+                self._look_for_stall(carry, work, stall_s, give_up)
 
-        carry.watched(self.alarm.at(time.monotonic() + stall_s, look))
+        carry.watched(work, self.alarm.at(self.now() + stall_s, look))
 
     def count(self, peer: LivePeer, name: str, work: Work, n: int, failed: int) -> None:
         """Account a finished sub-batch of `n` requests, log the first of a peer and the failures, tell
         observers."""
-        moved = work.requests.total if not failed else int(work.moved.sum())
+        moved = work.requests.total if not work.causes else int(work.moved.sum())
         cause = work.causes[0].cause if work.causes else None
         kind = type(cause).__name__ if cause is not None else None
         if self.stats.count(name, peer.counters, n, moved, failed, kind) and failed < n:

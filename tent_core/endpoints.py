@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -73,11 +74,32 @@ class Endpoints:
                 made: Future[Endpoint] = Future()
                 made.set_result(endpoint)
                 return made
-            future = self._connecting.get(name)
-            if future is None:
-                future = running.calls.submit(partial(self._connect, running, self._closings))
-                self._connecting[name] = future
-        return future
+            promise = self._connecting.get(name)
+            if promise is None:
+                promise = Future()
+                try:
+                    running.calls.submit(partial(self._make, running, self._closings, promise))
+                except ClosedError as error:
+                    raise TransportError(str(error)) from None
+                self._connecting[name] = promise
+        return promise
+
+    def _make(self, running: Running, closings: int, promise: Future[Endpoint]) -> None:
+        """Connect, and keep the promise, unless `close_all` has broken it."""
+        try:
+            endpoint = self._connect(running, closings)
+        except BaseException as error:
+            self._made(running.name, promise)
+            with suppress(InvalidStateError):
+                promise.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                promise.set_result(endpoint)
+
+    def _made(self, name: str, promise: Future[Endpoint]) -> None:
+        with self._lock:
+            if self._connecting.get(name) is promise:
+                del self._connecting[name]
 
     def _connect(self, running: Running, closings: int) -> Endpoint:
         name = running.name
@@ -86,19 +108,14 @@ class Endpoints:
         except Unreachable as error:
             with self._lock:
                 self.unreachable[name] = str(error)
-                self._connecting.pop(name, None)
             self._changed()
             self._log.info(
                 "peer_unreachable", transport=name, peer=str(self._key), reason=str(error)
             )
             raise
-        except BaseException:
-            with self._lock:
-                self._connecting.pop(name, None)
-            raise
         with self._lock:
-            self._connecting.pop(name, None)
             if closings == self._closings:
+                self._connecting.pop(name, None)
                 self.ready[name] = endpoint
                 return endpoint
         endpoint.close("it was released while it connected")
@@ -132,6 +149,12 @@ class Endpoints:
             self._closings += 1
             self._over = reason if for_good else None
             closing, self.ready = self.ready, {}
+            promises, self._connecting = self._connecting, {}
+        for name, promise in promises.items():  # a plugin may never come back from its connect
+            with suppress(InvalidStateError):
+                promise.set_exception(
+                    PeerDeparted(f"peer {self._key} was released while {name} connected: {reason}")
+                )
 
         def close(running: Running) -> None:
             endpoint = closing.get(running.name)

@@ -32,8 +32,9 @@ from tent_core.types import Intent, Permission, Priority
 
 if TYPE_CHECKING:
     from tent_core.aio import AsyncEngine
-    from tent_core.control.contract import SessionInfo
+    from tent_core.control.contract import Checksum, SessionInfo
     from tent_core.control.plane import ControlPlane
+    from tent_core.dispatch import Drive
     from tent_core.peers import LivePeer
     from tent_core.planning import Group
     from tent_core.plugins import Registry
@@ -52,7 +53,8 @@ class Engine:
     `config` is a path to a YAML file, a mapping of the same shape, or None for the defaults. The engine
     runs when the constructor returns. Raises ConfigError with every mistake in the configuration, and
     TentError when it cannot listen. A context manager; all methods are thread-safe. It does not work in a
-    forked child: start workers with the "spawn" method.
+    forked child: start workers with the "spawn" method. `drive` is for tests: what pushes work on, and by
+    whose time deadlines and pauses go.
     """
 
     def __init__(
@@ -60,15 +62,18 @@ class Engine:
         config: str | Path | Mapping[str, Any] | None = None,
         *,
         plugins: Registry | None = None,
+        drive: Drive | None = None,
     ) -> None:
         # What an engine needs and an import of tent_core does not: grpc, pydantic.
         from tent_core import config as configuration
         from tent_core import host, log, topology
+        from tent_core.announce import Announcer
         from tent_core.carriers import Carriers, preferred
         from tent_core.control.plane import ControlPlane
-        from tent_core.dispatch import Dispatcher, Scheduling
+        from tent_core.dispatch import Dispatcher, Drive, Scheduling
         from tent_core.hooks import Hooks
         from tent_core.inspection import Inspector
+        from tent_core.integrity import Integrity
         from tent_core.planning import Planner
         from tent_core.plugins import discover
         from tent_core.registry import BufferRegistry
@@ -116,6 +121,7 @@ class Engine:
                 self.settings.failover.max_attempts,
                 Scheduling(admission, self.settings.scheduling.slice),
                 self.settings.failover.on_poll,
+                Drive.threads() if drive is None else drive,
             )
             if self._hooks.has_select:
                 self.dispatcher.overrule = self._overrule
@@ -139,6 +145,14 @@ class Engine:
                     self.settings.failover.health(),
                     self.dispatcher.alarm,
                 ),
+            )
+            self._integrity = Integrity(self._buffers.find)
+            self.announcer = Announcer(
+                self._integrity,
+                self.settings.notifications.timeout_s,
+                self.settings.control.call_timeout_s,
+                self.dispatcher.later,
+                self._log,
             )
             self.dispatcher.relieve = _relief(self.roster, self._control)
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
@@ -411,6 +425,8 @@ class Engine:
                 "waiting": len(self.inbox),
                 "received": self.inbox.received,
                 "carried": dict(self._carriers.carried),
+                "verified": self._integrity.verified,
+                "wrong": self._integrity.wrong,
             },
         }
 
@@ -434,6 +450,7 @@ class Engine:
         self.inbox.close()
         self.inspector.close()
         self.roster.close(deadline.left)
+        self.announcer.close()
         self._control.leave(max(0.2, min(deadline.left, 1.0)))
         held = self._buffers.withdraw_all(Deadline(min(deadline.left, 2.0)))
         self._control.stop(max(0.2, min(deadline.left, 2.0)))
@@ -442,6 +459,7 @@ class Engine:
             assert buffer.memory is not None
             _kept_alive.append(buffer.memory)
             self._log.warning("memory_kept_alive", buffer=buffer.name, holders=holders)
+        self._integrity.close(0.5)
         self._buffers.forget_all()
         self.dispatcher.close(0.5)
         self._hooks.close(0.5)
@@ -485,7 +503,7 @@ class Engine:
     def deadline(self, options: Options) -> float:
         """When a transfer that starts now must have ended, on the monotonic clock."""
         timeout = options.timeout
-        latest = time.monotonic() + (self._transfer_s if timeout is None else timeout)
+        latest = self.dispatcher.now() + (self._transfer_s if timeout is None else timeout)
         return latest if options.deadline is None else min(latest, options.deadline)
 
     def wait_limit(self, timeout: float | None) -> float:
@@ -525,6 +543,15 @@ class _Handler:
         """Queue a notification for the application; False when the queue is full."""
         engine = self._engine()
         return engine is not None and engine.inbox.put(note)
+
+    def verify(self, checksums: Sequence[Checksum]) -> concurrent.futures.Future[str | None]:
+        """Compare memory with what a sender says that it has to be, in a thread of its own."""
+        engine = self._engine()
+        if engine is not None:
+            return engine._integrity.verify(checksums)
+        gone: concurrent.futures.Future[str | None] = concurrent.futures.Future()
+        gone.set_result("not verified: the engine is closed")
+        return gone
 
     def inspect(self) -> concurrent.futures.Future[bytes]:
         """What the engine knows of itself and its peers, gathered in a thread of its own."""

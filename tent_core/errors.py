@@ -94,6 +94,13 @@ class DeadlinePassed(TransportError):
     """It was not done by its deadline."""
 
 
+class NotificationFailed(TentError):
+    """All data of a batch has arrived, but the peer's engine did not acknowledge the notification about it.
+
+    Whether that arrives is unknown; the message says why.
+    """
+
+
 class TransferFailed(TentError):
     """A task ended without moving every byte; the message lists each attempt with its cause."""
 

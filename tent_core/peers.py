@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
-from tent_core.endpoints import Endpoints
+from tent_core.endpoints import CONNECT_TIMEOUT_S, Endpoints
 from tent_core.errors import PeerDeparted, TentError, WaitTimeout
 from tent_core.inflight import Deadline
 from tent_core.life import Begin, Life, PeerState
@@ -379,12 +379,14 @@ class LivePeer:
         finally:
             self.end()
 
-    def endpoint(self, name: str) -> Endpoint:
-        """The endpoint of transport `name`. Raises Unreachable, TransportError, PeerDeparted."""
+    def endpoint(self, name: str, timeout: float = CONNECT_TIMEOUT_S) -> Endpoint:
+        """The endpoint of transport `name`, made within `timeout` seconds if there is none.
+
+        Raises Unreachable, TransportError, PeerDeparted."""
         endpoint = self.endpoints.ready.get(name)
         if endpoint is None:
             self.check_alive()
-            endpoint = self.endpoints.get(name)
+            endpoint = self.endpoints.get(name, timeout)
         return endpoint
 
     # ---------------------------------------------------------------- the control plane's events

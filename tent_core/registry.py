@@ -150,6 +150,12 @@ class BufferRegistry:
         with self._lock:
             return list(self._live.values())
 
+    def find(self, number: int, generation: int) -> Buffer | None:
+        """The buffer of this id and generation, if it is registered."""
+        with self._lock:
+            buffer = self._live.get(number)
+        return buffer if buffer is not None and buffer.generation == generation else None
+
     def locate(self, address: int, length: int) -> tuple[Buffer, int]:
         """The smallest registered buffer that holds [address, address + length), and the offset in it.
 

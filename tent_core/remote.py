@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 from tent_core.batch import Batch, Options
 from tent_core.checked import Checked, Local, Remote, check_many, check_one
 from tent_core.descriptor import SegmentDescriptor
-from tent_core.errors import ClosedError, RangeError
+from tent_core.errors import ClosedError, RangeError, TentError, UsageError
 from tent_core.memory import Buffer, BufferSlice
-from tent_core.options import ManyOptions, TransferOptions, read_options
+from tent_core.options import ManyOptions, TransferOptions, read_notify, read_options
 from tent_core.peers import LivePeer
 from tent_core.planning import Group
 from tent_core.remote_buffer import RemoteBuffer, RemoteSlice
@@ -78,7 +78,7 @@ class Segment:
         **options: Unpack[TransferOptions],
     ) -> None:
         """Copy `local` to `remote`, of equal length. Returns when the owner sees every byte."""
-        self.prepare(Opcode.WRITE, local, remote, **options)._run_once()
+        self._one(Opcode.WRITE, local, remote, options)
 
     def read(
         self,
@@ -87,7 +87,23 @@ class Segment:
         **options: Unpack[TransferOptions],
     ) -> None:
         """Copy `remote` into `local`, of equal length. Returns when every byte is here."""
-        self.prepare(Opcode.READ, local, remote, **options)._run_once()
+        self._one(Opcode.READ, local, remote, options)
+
+    def _one(
+        self,
+        opcode: Opcode,
+        local: Buffer | BufferSlice,
+        remote: RemoteBuffer | RemoteSlice,
+        options: TransferOptions,
+    ) -> None:
+        self._check_open()
+        chosen = read_options(options)
+        try:
+            checked = check_one(self, opcode, local, remote)
+        except TentError as error:
+            self._not_started(chosen, error)
+            raise
+        Prepared(checked, chosen)._run(chosen)
 
     # ---------------------------------------------------------------- many requests
 
@@ -150,18 +166,22 @@ class Segment:
     ) -> Batch:
         self._check_open()
         chosen = read_options(options)
-        checked = check_many(
-            self,
-            opcode,
-            local,
-            local_offsets,
-            remote,
-            remote_offsets,
-            lengths,
-            options,
-            reused=False,
-        )
-        batch = checked.start(chosen, may_block)
+        try:
+            checked = check_many(
+                self,
+                opcode,
+                local,
+                local_offsets,
+                remote,
+                remote_offsets,
+                lengths,
+                options,
+                reused=False,
+            )
+            batch = checked.start(chosen, may_block)
+        except TentError as error:
+            self._not_started(chosen, error)
+            raise
         return batch.wait(self._engine.wait_limit(chosen.timeout)) if may_block else batch
 
     # ---------------------------------------------------------------- prepared
@@ -214,6 +234,13 @@ class Segment:
         self._check_open()
         self._peer.notify(name, payload, self._engine.notify_timeout(timeout))
 
+    def _not_started(self, options: Options, error: TentError) -> None:
+        """Nothing was started: who waits for the notification about it has to learn that."""
+        if options.note is not None:
+            self._engine.announcer.tell_failure(
+                self._peer, options.note, str(error), wake=isinstance(error, UsageError)
+            )
+
     def close(self) -> None:
         """Give the handle back. The peer stays connected for a while, so that reopening costs nothing."""
         if not self._closed:
@@ -263,26 +290,37 @@ class Prepared:
             self._epoch = epoch
         return self._groups
 
-    def post(self) -> Batch:
-        """Start the transfer and return at once."""
+    def post(self, notify: str | tuple[str, bytes] | None = None) -> Batch:
+        """Start the transfer and return at once. `notify` counts for this post instead of that prepared."""
         self._checked.segment._check_open()
-        return self._checked.start(self._options, False, self._plan)
+        return self._start(self._with(notify), False)
 
-    def run(self, timeout: float | None = None) -> None:
+    def run(
+        self, timeout: float | None = None, notify: str | tuple[str, bytes] | None = None
+    ) -> None:
         """Carry out the transfer and return when all of it is COMPLETED. Raises as `Segment.write` does."""
         self._checked.segment._check_open()
-        options = self._options
+        options = self._with(notify)
         if timeout is not None:
             options = replace(options, timeout=timeout)
         self._run(options)
 
-    def _run_once(self) -> None:
-        self._run(self._options)
+    def _with(self, notify: str | tuple[str, bytes] | None) -> Options:
+        options = self._options
+        if notify is None:
+            return options
+        integrity = "crc32c" if options.note is not None and options.note.integrity else None
+        return replace(options, note=read_notify(notify, integrity))
 
     def _run(self, options: Options) -> None:
-        checked = self._checked
-        batch = checked.start(options, True, self._plan)
-        batch.wait(checked.engine.wait_limit(options.timeout))
+        self._start(options, True).wait(self._checked.engine.wait_limit(options.timeout))
+
+    def _start(self, options: Options, may_block: bool) -> Batch:
+        try:
+            return self._checked.start(options, may_block, self._plan)
+        except TentError as error:
+            self._checked.segment._not_started(options, error)
+            raise
 
     def __repr__(self) -> str:
         return f"<Prepared {len(self._checked)} requests to {self._checked.peer.key.name}>"

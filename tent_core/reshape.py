@@ -216,11 +216,16 @@ class PartsSink:
         """The sink of pieces [start, stop)."""
         return Part(self, start, stop)
 
-    def last_pieces(self, start: int, stop: int) -> int:
-        """How many of the pieces [start, stop) are the last of their requests."""
-        owner = self._pieces.request[start : stop + 1]
-        ends = int(np.count_nonzero(owner[1:] != owner[:-1]))
-        return ends + (stop == len(self._pieces))
+    def ending(self, start: int, stop: int) -> int:
+        """How many of the batch's requests have their last piece among [start, stop)."""
+        owner = self._pieces.request[start:stop]
+        following = self._pieces.request[start + 1 : stop + 1]
+        last = np.ones(len(owner), np.bool_)
+        last[: len(following)] = owner[: len(following)] != following
+        rows = owner[last]
+        if not len(rows):
+            return 0
+        return self._behind.requests(rows if self._rows is None else self._rows[rows])
 
     def completed(
         self, pieces: Sequence[tuple[int, int]], moved: NDArray[np.uint64], transport: str
@@ -295,7 +300,7 @@ class Part:
         return self._stop - self._start
 
     def requests(self, rows: Rows) -> int:
-        return sum(self._all.last_pieces(start, stop) for start, stop in self._ranges(rows))
+        return sum(self._all.ending(start, stop) for start, stop in self._ranges(rows))
 
     def settle(
         self,

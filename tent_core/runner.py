@@ -31,6 +31,8 @@ T = TypeVar("T")
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 10.0
+ADD_TIMEOUT_S = 30.0
+"""A transport may have to start a process for the first buffer, which takes its time on a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +98,18 @@ class Running:
     def call(self, function: Callable[[], T], timeout: float, doing: str) -> T:
         """Run `function` on this transport's queue and wait. What is no TentError is wrapped in one."""
         future = self.calls.submit(function)
-        return self.result(future, timeout, doing)
+        try:
+            return self.result(future, timeout, doing)
+        finally:
+            future.cancel()  # one that has not begun by now is wanted no more
 
     def result(self, future: Future[T], timeout: float, doing: str) -> T:
-        """The outcome of a call that was queued, as a value or a TentError."""
+        """The outcome of a call that was queued, as a value or a TentError; others may wait for it too."""
         try:
             return future.result(timeout)
         except TentError:
             raise
         except FutureTimeout:
-            future.cancel()
             busy = self.calls.busy_for()
             raise TransportError(
                 f"transport {self.name} did not finish {doing} within {timeout:g} s"
@@ -218,7 +222,7 @@ class Transports:
             try:
                 payloads = running.call(
                     partial(_payloads, running.transport, batch),
-                    CALL_TIMEOUT_S + 0.01 * len(batch),
+                    ADD_TIMEOUT_S + 0.01 * len(batch),
                     "add_buffers",
                 )
             except TentError as error:

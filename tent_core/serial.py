@@ -45,10 +45,13 @@ class SerialQueue:
             if self._closed:
                 raise ClosedError(f"{self._name} has been stopped and takes no more calls")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._start()
             self._jobs.put(job)
         return future
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
 
     def help(self) -> bool:
         """Make the oldest call that waits, in the calling thread; False if none does. Such a call may overlap

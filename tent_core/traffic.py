@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,6 +20,8 @@ class Traffic:
         self._lock = threading.Lock()
         self._health = Health(health)
         self._gates: dict[str, Admission] = {}
+        self._armed: dict[str, float] = {}
+        """When the alarm looks after a gate; there is one alarm for each, however many wait."""
 
     # ---------------------------------------------------------------- health
 
@@ -32,46 +33,45 @@ class Traffic:
     def order(self, names: Sequence[str]) -> tuple[str, ...]:
         """Candidates, with those that have been failing last."""
         with self._lock:
-            return self._health.order(names, time.monotonic())
+            return self._health.order(names, self._alarm.now())
 
     def failed(self, name: str) -> float | None:
         """An attempt failed through the transport's fault; seconds of the pause that this began, if any."""
         with self._lock:
-            return self._health.failed(name, time.monotonic())
+            return self._health.failed(name, self._alarm.now())
 
     def succeeded(self, name: str) -> None:
         """A sub-batch was carried."""
         if self._health.troubled:
             with self._lock:
-                self._health.succeeded(name, time.monotonic())
+                self._health.succeeded(name, self._alarm.now())
 
     def paused(self) -> dict[str, float]:
         """Seconds that each paused transport has still to wait."""
         with self._lock:
-            return self._health.paused(time.monotonic())
+            return self._health.paused(self._alarm.now())
 
     # ---------------------------------------------------------------- admission
 
     def enter(self, name: str, ticket: Ticket) -> bool:
-        """Whether the entry may start now; otherwise `ticket.go()` is called when it may."""
-        now = time.monotonic()
+        """Whether the entry may start now; otherwise `ticket.go()` is called when it may, or when its
+        deadline has passed."""
+        now = self._alarm.now()
         with self._lock:
             gate = self._gates.get(name)
             if gate is None:
                 gate = self._gates[name] = Admission(self._rules)
             if gate.enter(ticket, now):
                 return True
-            first = gate.waiting == 1
-            when = gate.next_promotion() if first else None
-        if when is not None:
-            self._alarm.at(when, partial(self._promote, name))
+            when = self._to_arm(name, gate)
+        self._arm(name, when)
         return False
 
     def leave(self, name: str, ticket: Ticket) -> None:
         """An admitted entry has ended: let others start."""
         with self._lock:
-            admitted = self._gates[name].leave(ticket, time.monotonic())
-        for other in admitted:
+            going = self._gates[name].leave(ticket, self._alarm.now())
+        for other in going:
             other.go()
 
     def withdraw(self, name: str, ticket: Ticket) -> bool:
@@ -84,12 +84,27 @@ class Traffic:
         with self._lock:
             return {name: gate.waiting for name, gate in self._gates.items() if gate.waiting}
 
-    def _promote(self, name: str) -> None:
-        with self._lock:
-            gate = self._gates[name]
-            admitted = gate.due(time.monotonic())
-            when = gate.next_promotion()
+    def _to_arm(self, name: str, gate: Admission) -> float | None:
+        """When to look after the gate, unless an alarm does so early enough. With the lock held."""
+        when = gate.next_due()
+        if when is None or when >= self._armed.get(name, float("inf")):
+            return None
+        self._armed[name] = when
+        return when
+
+    def _arm(self, name: str, when: float | None) -> None:
         if when is not None:
-            self._alarm.at(when, partial(self._promote, name))
-        for ticket in admitted:
+            self._alarm.at(when, partial(self._look_after, name, when))
+
+    def _look_after(self, name: str, armed: float) -> None:
+        """Promotions and deadlines of those that wait."""
+        with self._lock:
+            if self._armed.get(name) != armed:
+                return  # an earlier alarm was set later, and has looked or will
+            del self._armed[name]
+            gate = self._gates[name]
+            going = gate.due(self._alarm.now())
+            when = self._to_arm(name, gate)
+        self._arm(name, when)
+        for ticket in going:
             ticket.go()

@@ -131,3 +131,21 @@ def test_everybody_gets_in_and_limits_hold_whatever_the_order(
     while running:
         running += gate.leave(running.pop(0), len(entries))
     assert (gate.waiting, gate.bytes, gate.tasks) == (0, 0, 0)
+
+
+def test_who_waits_beyond_its_deadline_goes_without_having_been_admitted() -> None:
+    gate = Admission(rules(promotion=600.0))
+    large = ticket(size=1000)
+    gate.enter(large, 0)
+    late, patient = ticket(deadline=2.0), ticket(deadline=9.0)
+    assert not gate.enter(late, 0.7)
+    assert not gate.enter(patient, 0.8)
+    assert gate.next_due() == 2.0
+    assert gate.due(1.3) == []
+    assert gate.due(2.0) == [late]
+    assert not late.admitted
+    assert gate.waiting == 1
+    assert gate.leave(late, 2.0) == []
+    assert gate.leave(large, 2.0) == [patient]
+    assert gate.leave(large, 2.0) == []
+    assert gate.bytes == patient.bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -13,9 +13,11 @@ from tent_core.control import tent_pb2 as pb
 from tent_core.control.carrier import Carrier, Exchange
 from tent_core.control.contract import (
     BOOTSTRAP_LIMIT,
-    NOTIFICATION_LIMIT,
+    REASON_LIMIT,
+    Checksum,
     ConnectionListener,
     ControlSettings,
+    check_notification,
 )
 from tent_core.control.follow import Follower, said
 from tent_core.control.goodbye import Goodbye
@@ -159,16 +161,31 @@ class Connection:
 
         Raises UsageError when name and payload are beyond NOTIFICATION_LIMIT, WaitTimeout, PeerDeparted.
         """
-        try:
-            size = len(name.encode()) + len(payload)
-        except UnicodeEncodeError:
-            raise UsageError(f"the name of a notification has to be text: {name!r}") from None
-        if size > NOTIFICATION_LIMIT:
-            raise UsageError(
-                f"a notification of {size} bytes, name included, is beyond {NOTIFICATION_LIMIT}: "
-                "write the data to a buffer of the peer and notify where it is"
-            )
+        check_notification(name, payload)
         self._loop.run(self._notify(name, bytes(payload), timeout), timeout)
+
+    def announce(
+        self,
+        name: str,
+        payload: bytes,
+        within: float,
+        failure: str | None = None,
+        checksums: Sequence[Checksum] = (),
+    ) -> Future[None]:
+        """As `notify`, but returns at once: the future ends when the peer's engine has it, or with the error.
+
+        It stands in one line with `notify`. `failure` says why the data that it announces has not all
+        arrived; `checksums` are what that data has to be. Cancelling the future gives it up; it may be on
+        its way then. `done` callbacks run on the control thread.
+        """
+        message = pb.Notification(name=name, payload=bytes(payload))
+        if failure is not None:
+            message.failure.reason = failure[:REASON_LIMIT]
+        message.checksums.extend(map(wire.checksum_to, checksums))
+        outcome: Future[None] = Future()
+        if not self._loop.call(self._announce, message, self._loop.now() + within, outcome):
+            outcome.set_exception(ClosedError(f"the connection to {self.key} was closed"))
+        return outcome
 
     def refresh(self, timeout: float) -> SegmentDescriptor:
         """Ask for the newest snapshot; `listener.updated` has been called when it returns. Waits.
@@ -345,6 +362,15 @@ class Connection:
     async def _notify(self, name: str, payload: bytes, within: float) -> None:
         self._check()
         await self._outbox.put(name, payload, within)
+
+    def _announce(self, message: pb.Notification, deadline: float, outcome: Future[None]) -> None:
+        try:
+            self._check()
+        except TentError as error:
+            if not outcome.done():
+                outcome.set_exception(error)
+            return
+        self._outbox.post(message, deadline, outcome)
 
     async def _deliver(
         self, notes: list[pb.Notification], deadline: float

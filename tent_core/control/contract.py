@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
+from tent_core.errors import UsageError
 
 PROTOCOL = 1
 """Version of the contract between engines; an engine of another one is refused when it connects."""
 
 NOTIFICATION_LIMIT = (64 << 10) - 64
 """Bytes of name (UTF-8) and payload of one notification: 64 KiB less its header."""
+
+RANGES_LIMIT = 16_384
+"""Ranges that the checksums of one notification may cover: some 300 KiB on the wire at the most."""
+
+REASON_LIMIT = 1000
+"""Characters of the reason why a batch failed, in the notification that says so."""
 
 RELEASE_S = 1.0
 """How long the answer to a goodbye waits for what was kept for the peer to be freed."""
@@ -107,12 +117,54 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A notification as it arrived. `sequence` grows per sender and session."""
+    """A notification as it arrived. `sequence` grows per sender and session.
+
+    `error` says why the data that it announces is not what the sender meant to move: the sender could not
+    move all of it, or a checksum did not match. `verified`: all of it was compared with a checksum, and is
+    right. A plain one announces nothing, and is neither.
+    """
 
     sender: PeerKey
     name: str
     payload: bytes
     sequence: int
+    error: str | None = None
+    verified: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is known to be wrong with what it announces."""
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What ranges of one buffer of the receiver have to be: the CRC-32C of their bytes, one after the other.
+
+    `offsets` and `lengths` are uint64 (n,), in bytes, within the buffer of that id and generation.
+    """
+
+    buffer: int
+    generation: int
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
+    value: int
+
+
+def check_notification(name: str, payload: bytes) -> None:
+    """Raise UsageError if these cannot be a notification."""
+    try:
+        size = len(name.encode()) + memoryview(payload).nbytes
+    except (AttributeError, TypeError, UnicodeEncodeError):
+        raise UsageError(
+            f"a notification is a name, which has to be text, and a payload of bytes: found {name!r} and "
+            f"{type(payload).__name__}"
+        ) from None
+    if size > NOTIFICATION_LIMIT:
+        raise UsageError(
+            f"a notification of {size} bytes, name included, is beyond {NOTIFICATION_LIMIT}: "
+            "write the data to a buffer of the peer and notify where it is"
+        )
 
 
 class ControlHandler(Protocol):
@@ -130,6 +182,10 @@ class ControlHandler(Protocol):
 
     def notification(self, note: Notification) -> bool:
         """Queue `note`. False: the queue is full, and the sender tries again until its deadline."""
+        ...
+
+    def verify(self, checksums: Sequence[Checksum]) -> Future[str | None]:
+        """Compare own memory with `checksums`: what is wrong, in words, or None. Never fails."""
         ...
 
     def session_opened(self, info: SessionInfo) -> None:

@@ -137,14 +137,17 @@ class ControlLoop:
             work.close()
             raise
 
-    def call(self, work: Callable[..., object], *args: object) -> None:
-        """Carry out `work(*args)` on the control thread, soon, from any thread. Nothing after its end."""
+    def call(self, work: Callable[..., object], *args: object) -> bool:
+        """Carry out `work(*args)` on the control thread, soon, from any thread, in the order of the calls.
+
+        False after its end: it will not be."""
         if _forked or self._loop.is_closed():
-            return
+            return False
         try:
             self._loop.call_soon_threadsafe(work, *args)
         except RuntimeError:  # closed meanwhile
-            return
+            return False
+        return True
 
     def at(self, when: float, work: Callable[[], object]) -> asyncio.TimerHandle:
         """Carry out `work()` at `when` on the loop's clock. For the control thread."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tent_core.control import tent_pb2 as pb
 from tent_core.errors import TentError, WaitTimeout
 
 BATCH_BYTES = 1 << 20
 BATCH_NOTES = 256
-NOTE_BYTES = 24
-"""More than protobuf adds to the name and payload of a note."""
+NOTE_BYTES = 16
+"""More than its number, and a NotifyRequest around it, add to a note."""
 FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 
@@ -26,15 +28,32 @@ class Rejected(Exception):
     """The peer called a delivery malformed: it will never be taken."""
 
 
+Outcome = concurrent.futures.Future[None]
+
+
 @dataclass(eq=False, slots=True)
 class _Note:
-    name: str
-    payload: bytes
+    message: pb.Notification
     deadline: float
-    done: asyncio.Future[None]
+    done: asyncio.Future[None] | Outcome
+    size: int = field(init=False)
     sequence: int = 0  # given when it is first sent
     full: bool = False  # so the peer said when it last answered
     unanswered: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.size = self.message.ByteSize() + NOTE_BYTES
+
+    def end(self, error: TentError | None = None) -> None:
+        """Its outcome, once; whoever posted it may have given it up in another thread."""
+        if self.timer is not None:
+            self.timer.cancel()
+        with contextlib.suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
 
     def trouble(self) -> str:
         """What has kept it from being taken."""
@@ -76,26 +95,48 @@ class Outbox:
     async def put(self, name: str, payload: bytes, within: float) -> None:
         """Queue one and wait until the peer has taken it. Raises WaitTimeout, or what `fail` is given."""
         loop = asyncio.get_running_loop()
-        note = _Note(name, payload, loop.time() + within, loop.create_future())
+        done = loop.create_future()
+        message = pb.Notification(name=name, payload=payload)
+        note = self._queued(_Note(message, loop.time() + within, done))
+        try:
+            async with asyncio.timeout_at(note.deadline):
+                await asyncio.shield(done)
+        except TimeoutError:
+            raise self._too_late(note, f"within {within:g} s") from None
+        finally:
+            done.cancel()  # whoever gave up is not delivered to any more
+
+    def post(self, message: pb.Notification, deadline: float, outcome: Outcome) -> None:
+        """Queue one and return; `outcome` ends when the peer has taken it, or with what `put` would raise.
+
+        `deadline` is on the loop's clock. Whoever cancels `outcome` has given it up.
+        """
+        note = _Note(message, deadline, outcome)
+        note.timer = asyncio.get_running_loop().call_at(deadline, self._expire, note)
+        self._queued(note)
+
+    def _queued(self, note: _Note) -> _Note:
         self._queue.append(note)
         if self._pump is None:
             self._pump = self._spawn(self._run(), f"notify {self._peer}")
-        try:
-            async with asyncio.timeout_at(note.deadline):
-                await asyncio.shield(note.done)
-        except TimeoutError:
-            raise WaitTimeout(
-                f"notification {name!r} was not taken by {self._peer} within {within:g} s: {note.trouble()}"
-            ) from None
-        finally:
-            note.done.cancel()  # whoever gave up is not delivered to any more
+        return note
+
+    def _expire(self, note: _Note) -> None:
+        note.end(self._too_late(note, "by its deadline"))
+
+    def _too_late(self, note: _Note, when: str) -> WaitTimeout:
+        name = note.message.name
+        return WaitTimeout(
+            f"notification {name!r} was not taken by {self._peer} {when}: {note.trouble()}"
+        )
 
     def fail(self, error: TentError) -> None:
         """The peer takes no more: end all that wait with `error`."""
-        for note in self._queue:
-            if not note.done.done():
-                note.done.set_exception(error)
+        notes = list(self._queue)
         self._queue.clear()
+        for note in notes:
+            if not note.done.done():
+                note.end(error)
         if self._pump is not None:
             self._pump.cancel()
 
@@ -127,19 +168,17 @@ class Outbox:
         for note in self._queue:
             if note.done.done():
                 continue
-            size += len(note.payload) + 4 * len(note.name) + NOTE_BYTES
+            size += note.size
             if batch and (size > room or len(batch) == BATCH_NOTES):
                 break
             if not note.sequence:
                 self._sequence += 1
-                note.sequence = self._sequence
+                note.sequence = note.message.sequence = self._sequence
             batch.append(note)
         return batch
 
     async def _send(self, batch: list[_Note]) -> bool:
-        messages = [
-            pb.Notification(sequence=n.sequence, name=n.name, payload=n.payload) for n in batch
-        ]
+        messages = [note.message for note in batch]
         for note in batch:
             note.unanswered = True
         try:
@@ -149,15 +188,13 @@ class Outbox:
         except Rejected as error:
             for note in batch:
                 if not note.done.done():
-                    note.done.set_exception(
-                        TentError(f"{self._peer} rejected the notification: {error}")
-                    )
+                    note.end(TentError(f"{self._peer} rejected the notification: {error}"))
             return False
         for note in batch:
             note.unanswered = False
             note.full = taken.full
             if note.sequence <= taken.through and not note.done.done():
-                note.done.set_result(None)
+                note.end()
         return taken.full
 
     @staticmethod

@@ -358,15 +358,38 @@ class BootstrapResponse(_message.Message):
     forgotten: Forgotten
     def __init__(self, payload: _Optional[bytes] = ..., error: _Optional[str] = ..., forgotten: _Optional[_Union[Forgotten, _Mapping]] = ...) -> None: ...
 
+class Checksum(_message.Message):
+    __slots__ = ("buffer", "generation", "offsets", "lengths", "crc32c")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    buffer: int
+    generation: int
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    crc32c: int
+    def __init__(self, buffer: _Optional[int] = ..., generation: _Optional[int] = ..., offsets: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
 class Notification(_message.Message):
-    __slots__ = ("sequence", "name", "payload")
+    __slots__ = ("sequence", "name", "payload", "failure", "checksums")
+    class Failure(_message.Message):
+        __slots__ = ("reason",)
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        reason: str
+        def __init__(self, reason: _Optional[str] = ...) -> None: ...
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     name: str
     payload: bytes
-    def __init__(self, sequence: _Optional[int] = ..., name: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    failure: Notification.Failure
+    checksums: _containers.RepeatedCompositeFieldContainer[Checksum]
+    def __init__(self, sequence: _Optional[int] = ..., name: _Optional[str] = ..., payload: _Optional[bytes] = ..., failure: _Optional[_Union[Notification.Failure, _Mapping]] = ..., checksums: _Optional[_Iterable[_Union[Checksum, _Mapping]]] = ...) -> None: ...
 
 class NotifyRequest(_message.Message):
     __slots__ = ("session", "notifications")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar, cast
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from tent_core import address
 from tent_core.control import tent_pb2 as pb
+from tent_core.control.contract import RANGES_LIMIT, Checksum
 from tent_core.descriptor import (
     Attribute,
     BufferDescriptor,
@@ -280,6 +282,45 @@ def buffer_from(message: pb.Buffer, texts: dict[str, str] | None = None) -> Buff
         state=kept(BufferState, message.state),
         attributes=_attributes_from(message.attributes, texts),
     )
+
+
+def checksum_to(checksum: Checksum) -> pb.Checksum:
+    """A checksum of ranges as it travels."""
+    return pb.Checksum(
+        buffer=checksum.buffer,
+        generation=checksum.generation,
+        offsets=checksum.offsets.tolist(),
+        lengths=checksum.lengths.tolist(),
+        crc32c=checksum.value,
+    )
+
+
+def check_checksums(messages: Sequence[pb.Checksum]) -> None:
+    """Raise WireError unless each range has a length and there are at most RANGES_LIMIT in all."""
+    ranges = 0
+    for message in messages:
+        if len(message.offsets) != len(message.lengths) or not message.offsets:
+            raise WireError(
+                f"a checksum of {len(message.offsets)} offsets and {len(message.lengths)} lengths"
+            )
+        ranges += len(message.offsets)
+    if ranges > RANGES_LIMIT:
+        raise WireError(f"checksums of {ranges} ranges, beyond {RANGES_LIMIT}")
+
+
+def checksums_from(messages: Sequence[pb.Checksum]) -> list[Checksum]:
+    """Those that a notification carries. Whether the ranges exist is for whoever compares."""
+    check_checksums(messages)
+    return [
+        Checksum(
+            message.buffer,
+            message.generation,
+            np.array(message.offsets, np.uint64),
+            np.array(message.lengths, np.uint64),
+            message.crc32c,
+        )
+        for message in messages
+    ]
 
 
 def host_to(host: HostIdentity) -> pb.Host:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -22,7 +22,7 @@ import structlog
 
 from tent_core import host
 from tent_core.control.connection import Connection
-from tent_core.control.contract import Notification, SessionInfo
+from tent_core.control.contract import Checksum, Notification, SessionInfo
 from tent_core.control.plane import ControlPlane
 from tent_core.descriptor import BufferDescriptor, PeerKey, SegmentDescriptor
 from tent_core.segments import LocalSegment
@@ -61,6 +61,8 @@ class Handler:
     bootstraps: list[tuple[PeerKey, str, int, bytes]] = field(default_factory=list)
     answer: Any = None
     document: bytes | None = None
+    verified: list[Sequence[Checksum]] = field(default_factory=list)
+    verdict: Future[str | None] = field(default_factory=Future)
 
     def bootstrap(
         self, peer: PeerKey, transport: str, number: int, payload: bytes
@@ -80,6 +82,10 @@ class Handler:
             return False
         self.notes.append(note)
         return True
+
+    def verify(self, checksums: Sequence[Checksum]) -> Future[str | None]:
+        self.verified.append(checksums)
+        return self.verdict
 
     def session_opened(self, info: SessionInfo) -> None:
         self.opened.append(info)

@@ -194,6 +194,11 @@ def note(sequence: int, size: int = 0) -> pb.Notification:
     return pb.Notification(sequence=sequence, name="n", payload=bytes(size))
 
 
+def summed(offsets: list[int], lengths: list[int]) -> pb.Notification:
+    checksum = pb.Checksum(buffer=1, offsets=offsets, lengths=lengths)
+    return pb.Notification(sequence=1, name="n", checksums=[checksum])
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -204,6 +209,9 @@ def note(sequence: int, size: int = 0) -> pb.Notification:
         ("Notify", pb.NotifyRequest(session=5, notifications=[note(0)])),
         ("Notify", pb.NotifyRequest(session=5, notifications=[note(2), note(2)])),
         ("Notify", pb.NotifyRequest(session=5, notifications=[note(1, NOTIFICATION_LIMIT)])),
+        ("Notify", pb.NotifyRequest(session=5, notifications=[summed([1], [])])),
+        ("Notify", pb.NotifyRequest(session=5, notifications=[summed([], [])])),
+        ("Notify", pb.NotifyRequest(session=5, notifications=[summed([1] * 16_385, [1] * 16_385)])),
         ("Bootstrap", pb.BootstrapRequest(session=5, payload=bytes(2 << 20))),
         ("Bootstrap", pb.BootstrapRequest(session=5, number=-1)),
     ],

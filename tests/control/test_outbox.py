@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
@@ -161,3 +162,51 @@ async def test_a_caller_that_is_cancelled_is_not_delivered_to_any_more() -> None
     receiver.room = 10
     await box.put("b", b"", 5)
     assert receiver.names == ["b"]
+
+
+async def posted(box: Outbox, name: str, within: float = 5) -> Future[None]:
+    """Post one; its outcome."""
+    outcome: Future[None] = Future()
+    box.post(pb.Notification(name=name), asyncio.get_running_loop().time() + within, outcome)
+    return outcome
+
+
+async def test_what_is_posted_stands_in_one_line_with_what_is_waited_for() -> None:
+    receiver = Receiver()
+    box = outbox(receiver)
+    first = await posted(box, "first")
+    waiting = asyncio.ensure_future(box.put("second", b"", 5))
+    await asyncio.sleep(0)
+    third = await posted(box, "third")
+    await asyncio.wait_for(asyncio.gather(waiting, *map(asyncio.wrap_future, (first, third))), 5)
+    assert receiver.names == ["first", "second", "third"]
+
+
+async def test_what_is_posted_to_a_full_receiver_ends_at_its_deadline() -> None:
+    box = outbox(Receiver(room=0))
+    late = await posted(box, "late", 0.05)
+    with pytest.raises(
+        WaitTimeout, match=r"'late' was not taken by peer by its deadline: its queue"
+    ):
+        await asyncio.wait_for(asyncio.wrap_future(late), 5)
+    await settled(box)
+
+
+async def test_what_was_posted_and_given_up_is_not_sent() -> None:
+    receiver = Receiver(room=0)
+    box = outbox(receiver)
+    given_up = await posted(box, "given up")
+    assert given_up.cancel()
+    kept = await posted(box, "kept")
+    receiver.room = 5
+    await asyncio.wait_for(asyncio.wrap_future(kept), 5)
+    assert receiver.names == ["kept"]
+
+
+async def test_what_is_posted_ends_with_the_reason_when_the_peer_takes_no_more() -> None:
+    box = outbox(Receiver(room=0))
+    outcomes = [await posted(box, name) for name in "abc"]
+    box.fail(PeerDeparted("gone"))
+    for outcome in outcomes:
+        with pytest.raises(PeerDeparted, match="gone"):
+            outcome.result(0)

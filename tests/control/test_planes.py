@@ -5,16 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from control_harness import HANG_S, Control, Listener, Peers, Side, buffer, side, wait_until
 
 from tent_core.control import tent_pb2 as pb
 from tent_core.control import wire
-from tent_core.control.contract import BOOTSTRAP_LIMIT, NOTIFICATION_LIMIT, SessionState
+from tent_core.control.contract import (
+    BOOTSTRAP_LIMIT,
+    NOTIFICATION_LIMIT,
+    Checksum,
+    SessionState,
+)
 from tent_core.control.options import grpc
 from tent_core.descriptor import (
     Attribute,
@@ -175,12 +181,12 @@ def test_a_full_engine_refuses_and_serves_again_when_there_is_room(here: Side) -
 # -------------------------------------------------------------------- what a raw caller is told
 
 
-def call(name: str, method: str, request: object, response: type) -> object:
+def call(name: str, method: str, request: object, response: type, timeout: float = 5) -> object:
     with grpc.insecure_channel(name) as channel:
         stub = channel.unary_unary(
             f"/tent.v1.Control/{method}", lambda m: m.SerializeToString(), response.FromString
         )
-        return stub(request, timeout=5)
+        return stub(request, timeout=timeout)
 
 
 def introduction(to: str, **more: object) -> pb.ConnectRequest:
@@ -613,3 +619,46 @@ def test_hosts_keep_their_identity_over_the_wire() -> None:
     assert (
         wire.host_from(pb.Host.FromString(wire.host_to(identity).SerializeToString())) == identity
     )
+
+
+CHECKSUM = Checksum(3, 7, np.array([0, 64], np.uint64), np.array([8, 2**63], np.uint64), 0xE3069283)
+
+
+def test_an_announcement_arrives_with_what_it_says(here: Side, there: Side) -> None:
+    connection = here.connect(there.name)
+    connection.announce("failed", b"1", 5, failure="x" * 5000).result(HANG_S)
+    there.handler.verdict.set_result(None)
+    connection.announce("right", b"2", 5, checksums=[CHECKSUM]).result(HANG_S)
+    there.handler.verdict = Future()
+    there.handler.verdict.set_result("it is wrong")
+    connection.announce("wrong", b"3", 5, checksums=[CHECKSUM]).result(HANG_S)
+    failed, right, wrong = there.handler.notes
+    assert (failed.error or "").startswith("the sender could not move it: xxx")
+    assert len(failed.error or "") < 1100
+    assert (right.ok, right.verified) == (True, True)
+    assert (wrong.ok, wrong.verified, wrong.error) == (False, False, "it is wrong")
+    told = there.handler.verified[0][0]
+    assert (told.buffer, told.generation, told.value) == (3, 7, 0xE3069283)
+    assert told.offsets.tolist() == [0, 64]
+    assert told.lengths.tolist() == [8, 2**63]
+
+
+def test_data_is_compared_once_and_others_wait_in_line(here: Side, there: Side) -> None:
+    """The receiver takes longer to compare than one delivery lasts."""
+    connection = here.connect(there.name)
+    slow = connection.announce("slow", b"", HANG_S, checksums=[CHECKSUM])
+    after = connection.announce("after", b"", HANG_S)
+    wait_until(lambda: there.handler.verified)
+    again = pb.NotifyRequest(session=connection.session)
+    again.notifications.add(sequence=1, name="slow").checksums.add(
+        buffer=3, generation=7, offsets=[0], lengths=[8]
+    )
+    for _ in range(2):  # it is sent again and again, and nobody waits for the answer for long
+        with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+            call(there.name, "Notify", again, pb.NotifyResponse, 0.1)
+    assert there.handler.notes == []
+    there.handler.verdict.set_result(None)
+    slow.result(HANG_S)
+    after.result(HANG_S)
+    assert [note.name for note in there.handler.notes] == ["slow", "after"]
+    assert len(there.handler.verified) == 1

@@ -15,7 +15,7 @@ from tent_mpcomm.attribute import HandshakeAddress
 from tent_mpcomm.links import Instance, Link
 from tent_mpcomm.poller import Pace
 from tent_mpcomm.registry import Connection, RangeId, coverage
-from tent_mpcomm.transfers import Posting, Runs, merge
+from tent_mpcomm.transfers import Posting, Rows
 
 if TYPE_CHECKING:
     from tent_mpcomm.transport import MpcommTransport
@@ -79,7 +79,7 @@ class MpcommEndpoint(Endpoint):
         transport = self._transport
         posting = Posting(
             work,
-            _runs(work.requests),
+            _rows(work.requests),
             way.instance.comm,
             way.link.host_id,
             transport.window,
@@ -130,7 +130,7 @@ class MpcommEndpoint(Endpoint):
         deadline = min(work.deadline, time.monotonic() + 2 * transport.connect_timeout)
         instance = transport.begin(deadline)
         if instance is None:
-            raise TransportError("MPComm is being made anew here; try again")
+            raise TransportError(transport.obstacle or "MPComm is being made anew here; try again")
         try:
             way = self._prepare(instance, work.requests.remote_generations.items(), deadline)
         except BaseException:
@@ -316,10 +316,10 @@ class _Calls:
         raise _Renewed("another instance of the library answers")
 
 
-def _runs(requests: Requests) -> Runs:
-    runs: Runs | None = requests.derived
-    if runs is None:
-        runs = merge(requests)
+def _rows(requests: Requests) -> Rows:
+    rows: Rows | None = requests.derived
+    if rows is None:
+        rows = Rows.of(requests)
         if requests.reused:
-            requests.derived = runs
-    return runs
+            requests.derived = rows
+    return rows

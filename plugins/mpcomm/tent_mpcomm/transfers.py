@@ -1,4 +1,4 @@
-"""Requests to transfers: one call of the library per merged request, each handle released exactly once."""
+"""Requests to transfers: one call of the library for each, each handle released exactly once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from tent_core.errors import TransportError
 from tent_core.types import Opcode, Status
 from tent_core.work import Requests, Work
@@ -20,40 +18,18 @@ _BUDGET = 512
 """Transfers of one posting that a step sees to, so that others get their turn."""
 
 
-class Runs(NamedTuple):
-    """Merged requests: run i is the requests [first[i], first[i + 1]), and moves length[i] bytes."""
+class Rows(NamedTuple):
+    """Addresses and lengths as the library's calls take them: row i is request i, which is one transfer."""
 
-    first: list[int]
     local: list[int]
     remote: list[int]
     length: list[int]
 
-    def __len__(self) -> int:
-        return len(self.local)
-
-
-def merge(requests: Requests) -> Runs:
-    """Join requests that follow each other in one buffer at both sides. Vectorised."""
-    local, remote = requests.local, requests.remote
-    n = len(local)
-    if n == 1:
-        (address, length), there = local[0].tolist(), int(remote[0, 0])
-        return Runs([0, 1], [address], [there], [length])
-    apart = np.ones(n, np.bool_)
-    apart[1:] = (
-        (local[1:, 0] != local[:-1, 0] + local[:-1, 1])
-        | (remote[1:, 0] != remote[:-1, 0] + remote[:-1, 1])
-        | (requests.local_ids[1:] != requests.local_ids[:-1])
-        | (requests.remote_ids[1:] != requests.remote_ids[:-1])
-    )
-    first = np.flatnonzero(apart)
-    lengths = local[:, 1] if len(first) == n else np.add.reduceat(local[:, 1], first)
-    return Runs(
-        [*first.tolist(), n],
-        local[first, 0].tolist(),
-        remote[first, 0].tolist(),
-        lengths.tolist(),
-    )
+    @classmethod
+    def of(cls, requests: Requests) -> Rows:
+        """Those of some requests. The engine has joined neighbours already."""
+        local, lengths = requests.local.T.tolist()
+        return cls(local, requests.remote[:, 0].tolist(), lengths)
 
 
 class _Trouble(NamedTuple):
@@ -81,7 +57,7 @@ class Posting:
         "_host_id",
         "_next",
         "_reported",
-        "_runs",
+        "_rows",
         "_troubles",
         "_under_way",
         "_window",
@@ -93,7 +69,7 @@ class Posting:
     def __init__(
         self,
         work: Work,
-        runs: Runs,
+        rows: Rows,
         comm: Comm,
         host_id: str,
         window: int,
@@ -105,7 +81,7 @@ class Posting:
         self.work = work
         self.local_used = work.requests.local_used
         self.reported = threading.Event()
-        self._runs = runs
+        self._rows = rows
         self._comm = comm
         self._call = comm.put if work.requests.opcode is Opcode.WRITE else comm.get
         self._host_id = host_id
@@ -119,7 +95,7 @@ class Posting:
 
     def __len__(self) -> int:
         """How many transfers it is."""
-        return len(self._runs)
+        return len(self._rows.local)
 
     @property
     def over(self) -> bool:
@@ -151,7 +127,7 @@ class Posting:
                 return True
             moved = self._collect()
             moved = self._post() or moved
-        if not self._under_way and self._next == len(self._runs):
+        if not self._under_way and self._next == len(self._rows.local):
             self._end()
             return True
         return moved
@@ -170,12 +146,12 @@ class Posting:
     # ---------------------------------------------------------------- the rest is private
 
     def _post(self) -> bool:
-        runs, call, host_id, under_way = self._runs, self._call, self._host_id, self._under_way
+        rows, call, host_id, under_way = self._rows, self._call, self._host_id, self._under_way
         start = self._next
-        stop = min(len(runs), start + self._window - len(under_way), start + _BUDGET)
+        stop = min(len(rows.local), start + self._window - len(under_way), start + _BUDGET)
         for i in range(start, stop):
             try:
-                handle = call(runs.local[i], host_id, runs.remote[i], runs.length[i])
+                handle = call(rows.local[i], host_id, rows.remote[i], rows.length[i])
             except Exception as error:  # what it has started is unknown
                 self._fail(i, TransportError(f"MPComm raises {error!r} at submit"), fenced=False)
                 continue
@@ -186,16 +162,15 @@ class Posting:
                 break
             else:
                 refusal = TransportError(
-                    f"MPComm does not take a transfer of {runs.length[i]} bytes to {host_id}: no connection, "
+                    f"MPComm does not take a transfer of {rows.length[i]} bytes to {host_id}: no connection, "
                     "memory that it has not registered, or no room"
                 )
-                first = runs.first
-                self._troubles.append(_Trouble(first[i], first[i + 1], refusal, True, True))
+                self._troubles.append(_Trouble(i, i + 1, refusal, True, True))
         self._next = max(start, stop)
         return stop > start
 
     def _collect(self) -> bool:
-        under_way, comm, lengths = self._under_way, self._comm, self._runs.length
+        under_way, comm, lengths = self._under_way, self._comm, self._rows.length
         ended, result, release = comm.ended, comm.result, comm.release
         moved = False
         for _ in range(_BUDGET):
@@ -233,19 +208,16 @@ class Posting:
                 )
         return moved
 
-    def _fail(self, run: int, cause: TransportError, *, fenced: bool) -> None:
+    def _fail(self, row: int, cause: TransportError, *, fenced: bool) -> None:
         if not self._reported:
-            first = self._runs.first
-            self._troubles.append(_Trouble(first[run], first[run + 1], cause, fenced))
+            self._troubles.append(_Trouble(row, row + 1, cause, fenced))
 
     def _abandon(self, cause: TransportError, status: Status) -> None:
         """Report now. What the library still holds may go on writing: it is not fenced."""
-        first = self._runs.first
-        troubles = self._troubles
-        troubles += [_Trouble(first[i], first[i + 1], cause, False) for _, i in self._under_way]
-        if self._next < len(self._runs):
-            troubles.append(_Trouble(first[self._next], first[-1], cause, True))
-            self._next = len(self._runs)
+        self._troubles += [_Trouble(i, i + 1, cause, False) for _, i in self._under_way]
+        if self._next < len(self.work):
+            self._troubles.append(_Trouble(self._next, len(self.work), cause, True))
+            self._next = len(self.work)
         if not self._under_way:
             self._finish()
         self._report(status)

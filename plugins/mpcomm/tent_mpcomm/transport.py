@@ -72,6 +72,8 @@ class MpcommTransport(Transport):
         self._running = False
         self._settings = Settings()
         self.instance: Instance
+        self.obstacle = ""
+        """Why nothing can be carried any more, if so."""
         self.postings = Ledger()
         self.poller: Poller
 
@@ -116,7 +118,7 @@ class MpcommTransport(Transport):
 
     def add_buffers(self, buffers: Sequence[LocalBuffer]) -> Sequence[bytes | None]:
         with self._taking_turn("register memory"):
-            return [self._add(buffer) for buffer in buffers]
+            return [None if self.obstacle else self._add(buffer) for buffer in buffers]
 
     def connect(self, peer: Peer) -> Endpoint:
         self.address_of(peer)  # or it is no candidate at all
@@ -131,9 +133,13 @@ class MpcommTransport(Transport):
         if not _HELLO.fullmatch(payload):
             raise TransportError(f"{payload[:64]!r} is no greeting of tent-mpcomm")
         with self._state:
-            self._state.wait_for(lambda: self._stopped or not self._usage.replacing, _GREETING_S)
+            self._state.wait_for(
+                lambda: self._stopped or self.obstacle or not self._usage.replacing, _GREETING_S
+            )
             if self._stopped or not self._usage.announced(peer, payload.decode("ascii")):
-                raise TransportError("MPComm is being made anew, or stops; try again")
+                raise TransportError(
+                    self.obstacle or "MPComm is being made anew, or stops; try again"
+                )
             return self.instance.life.encode("ascii")
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
@@ -144,6 +150,8 @@ class MpcommTransport(Transport):
                 "told to give them up: its memory stays alive; unregister it again later"
             )
         with self._taking_turn("unregister memory", timeout):
+            if self.obstacle:
+                return  # nothing is registered any more
             self._publication.remove(self.instance.comm, buffer)
 
     def release(self, peer: PeerKey, reason: str) -> None:
@@ -197,7 +205,7 @@ class MpcommTransport(Transport):
         with self._state:
             while not self._usage.begin():
                 left = min(deadline - time.monotonic(), _TURN_S)
-                if left <= 0 or not self._state.wait(left):
+                if self.obstacle or left <= 0 or not self._state.wait(left):
                     return None
             return self.instance
 
@@ -311,7 +319,6 @@ class MpcommTransport(Transport):
             self.instance.comm.close()
             made = self._made_again()
             if made is None:
-                context.publish(None)  # peers, and work here, go to the next candidate
                 return
             refused = self._publication.restore(made.comm)
             with self._state:
@@ -331,14 +338,22 @@ class MpcommTransport(Transport):
             self._warnings.warning("mpcomm_memory_declined", reason=reason)
 
     def _made_again(self) -> Instance | None:
-        for left in reversed(range(_REPLACE_TRIES)):
+        """Another instance; None when that cannot be had, and this transport carries nothing any more."""
+        reason = ""
+        for attempt in range(_REPLACE_TRIES):
+            if attempt:
+                with self._state:
+                    self._state.wait_for(lambda: self._stopped, _REPLACE_PAUSE_S)
             try:
                 return Instance(self._make())
-            except TransportError as error:
-                if not left:
-                    self._get_context().log.error("mpcomm_not_made_anew", reason=str(error))
-                with self._state:
-                    self._state.wait_for(lambda: self._stopped, _REPLACE_PAUSE_S if left else 0)
+            except TransportUnavailable as error:
+                reason = str(error)
+        context = self._get_context()
+        context.publish(None)
+        context.log.error("mpcomm_not_made_anew", reason=reason)
+        with self._state:
+            self.obstacle = f"MPComm could not be made anew here: {reason}"
+            self._state.notify_all()
         return None
 
     # ---------------------------------------------------------------- the rest is private

@@ -6,9 +6,12 @@ Nothing but a new instance frees them, and that ends every connection: it has to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable
+from typing import TypeVar
 
 from tent_core.descriptor import PeerKey
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Usage:
@@ -23,6 +26,7 @@ class Usage:
         self._outgoing: dict[str, bool] = {}
         self._incoming: dict[tuple[PeerKey, str], bool] = {}
         self._users = 0
+        self._retained = 0
         self.replacing = False
         """Nobody may begin to use it, since it is being replaced."""
 
@@ -48,28 +52,26 @@ class Usage:
 
     def connected(self, host_id: str) -> None:
         """This engine connected to a host id, for an endpoint that lives."""
-        self._outgoing[host_id] = True
+        self._note(self._outgoing, host_id, True)
 
     def unused(self, host_id: str) -> None:
         """No endpoint uses it any more."""
         if host_id in self._outgoing:
-            self._outgoing[host_id] = False
+            self._note(self._outgoing, host_id, False)
 
     def announced(self, peer: PeerKey, host_id: str) -> bool:
         """A peer is about to connect here; False while the instance is being replaced."""
         if self.replacing:
             return False
-        for known in self._incoming:
-            if known[0] == peer:
-                self._incoming[known] = False  # it goes on under another host id
-        self._incoming[peer, host_id] = True
+        self.left(peer)  # if it was here under another host id
+        self._note(self._incoming, (peer, host_id), True)
         return True
 
     def left(self, peer: PeerKey) -> None:
         """A peer has departed, or was retired."""
         for known in self._incoming:
             if known[0] == peer:
-                self._incoming[known] = False
+                self._note(self._incoming, known, False)
 
     @property
     def incoming(self) -> int:
@@ -84,7 +86,12 @@ class Usage:
     @property
     def retained(self) -> int:
         """Connections that nobody uses and the library keeps."""
-        return _count(self._outgoing.values()) + _count(self._incoming.values())
+        return self._retained
+
+    def _note(self, table: dict[K, bool], key: K, used: bool) -> None:
+        """Whether a connection is used; at the end of each transfer somebody asks how many are not."""
+        self._retained += (not used) - (not table.get(key, True))
+        table[key] = used
 
     # ---------------------------------------------------------------- replacing
 
@@ -104,8 +111,5 @@ class Usage:
         """There is another instance, which keeps nothing; endpoints connect again when they are used."""
         self._outgoing.clear()
         self._incoming.clear()
+        self._retained = 0
         self.replacing = False
-
-
-def _count(used: Iterable[bool]) -> int:
-    return sum(not each for each in used)

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from mpcomm_rig import declare
 
@@ -98,6 +99,23 @@ def test_a_peer_that_closes_ends_what_is_under_way_to_it_with_a_cause(both: Both
         batch.wait(10)
     both.library.let_go()
     wait_until(lambda: both.releases == {1})
+
+
+def test_neighbours_are_one_transfer_of_the_library(both: Both) -> None:
+    before = both.library.calls["put_async"]
+    blocks, remote = np.arange(0, 4096, 512), both.segment.buffer("t")
+    batch = both.segment.write_many(both.source, blocks, remote, blocks, 512)
+    assert batch.moved.tolist() == [512] * 8
+    assert both.library.calls["put_async"] == before + 1
+
+
+def test_bulk_of_low_priority_is_not_cut_for_a_library_that_slices_itself(both: Both) -> None:
+    source, target = both.here.allocate(8 << 20), both.there.allocate(8 << 20, name="large")
+    source.array[:] = 3
+    before = both.library.calls["put_async"]
+    both.segment.write(source, both.segment.buffer("large"), priority=tent.Priority.LOW)
+    assert (target.array == 3).all()
+    assert both.library.calls["put_async"] == before + 1
 
 
 def test_what_carried_the_bytes_is_counted(both: Both) -> None:

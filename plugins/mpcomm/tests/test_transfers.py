@@ -1,4 +1,4 @@
-"""Requests to transfers and back: merging, one report each, each handle released once."""
+"""Requests to transfers and back: one report each, each handle released once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,15 @@ from hypothesis import strategies as st
 from tent_core.errors import TransportError
 from tent_core.types import Opcode, Status
 from tent_core.work import Requests, Work
-from tent_mpcomm.transfers import Posting, merge
+from tent_mpcomm.transfers import Posting, Rows
 
 
-def requests(
-    rows: list[tuple[int, int, int]],
-    opcode: Opcode = Opcode.WRITE,
-    local_ids: list[int] | None = None,
-    remote_ids: list[int] | None = None,
-) -> Requests:
-    """Rows of local address, remote address and length, in buffer 0 of either side unless said otherwise."""
+def requests(rows: list[tuple[int, int, int]], opcode: Opcode = Opcode.WRITE) -> Requests:
+    """Rows of local address, remote address and length, in buffer 0 of either side."""
     local = np.array([(a, n) for a, _, n in rows], np.uint64)
     remote = np.array([(b, n) for _, b, n in rows], np.uint64)
-    ours, theirs = (np.array(ids or [0] * len(rows), np.int32) for ids in (local_ids, remote_ids))
-    here, there = (tuple(dict.fromkeys(ids.tolist())) for ids in (ours, theirs))
-    total = sum(n for *_, n in rows)
-    generations = dict.fromkeys(there, 1)
-    return Requests(opcode, local, remote, ours, theirs, here, there, generations, total)
+    ids, total = np.zeros(len(rows), np.int32), sum(n for *_, n in rows)
+    return Requests(opcode, local, remote, ids, ids, (0,), (0,), {0: 1}, total)
 
 
 class Comm:
@@ -89,7 +81,7 @@ class Posted:
         self.work = Work(what, self._finished, deadline=deadline)
         self.posting = Posting(
             self.work,
-            merge(what),
+            Rows.of(what),
             self.comm,
             "host",
             window,
@@ -129,38 +121,6 @@ def test_a_write_is_a_put_and_a_read_is_a_get_of_the_same_addresses(
     assert p.ends == [None]
 
 
-def test_neighbours_at_both_sides_are_one_transfer() -> None:
-    rows = [(0, 1000, 10), (10, 1010, 20), (30, 1030, 5), (35, 2000, 5), (99, 2005, 1)]
-    runs = merge(requests(rows))
-    assert (runs.first, runs.length) == ([0, 3, 4, 5], [35, 5, 1])
-    assert (runs.local, runs.remote) == ([0, 35, 99], [1000, 2000, 2005])
-
-
-def test_neighbours_in_different_buffers_are_not_joined() -> None:
-    rows = [(0, 1000, 10), (10, 1010, 10)]
-    assert len(merge(requests(rows))) == 1
-    assert len(merge(requests(rows, local_ids=[0, 1]))) == 2
-    assert len(merge(requests(rows, remote_ids=[0, 1]))) == 2
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(1, 8)),
-        min_size=1,
-        max_size=20,
-    )
-)
-def test_merging_moves_the_same_bytes_in_the_same_order(rows: list[tuple[int, int, int]]) -> None:
-    runs = merge(requests(rows))
-    moved = [
-        (a + i, b + i)
-        for a, b, n in zip(runs.local, runs.remote, runs.length, strict=True)
-        for i in range(n)
-    ]
-    assert moved == [(a + i, b + i) for a, b, n in rows for i in range(n)]
-    assert runs.first[-1] == len(rows)
-
-
 def test_what_failed_carries_the_native_code_and_the_rest_completes() -> None:
     p = Posted(requests(APART))
     p.posting.step()
@@ -183,16 +143,6 @@ def test_success_with_fewer_bytes_than_asked_is_a_failure() -> None:
     p.posting.step()
     assert p.work.status.tolist() == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
     assert "19 of 20 bytes" in str(p.work.cause_of(1))
-    p.ended_well_kept()
-
-
-def test_a_merged_transfer_that_failed_fails_each_of_its_requests() -> None:
-    p = Posted(requests([(0, 1000, 10), (10, 1010, 20), (90, 3000, 5)]))
-    p.posting.step()
-    p.comm.end(1, code=-4)
-    p.comm.end(2)
-    p.posting.step()
-    assert p.work.status.tolist() == [Status.FAILED, Status.FAILED, Status.COMPLETED]
     p.ended_well_kept()
 
 

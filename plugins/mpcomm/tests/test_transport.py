@@ -531,6 +531,28 @@ def test_it_is_not_made_anew_while_a_transfer_is_under_way_or_a_peer_is_there() 
         assert len(rig.library.instances) == 3
 
 
+def test_when_it_cannot_be_made_anew_work_is_refused_at_once_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tent_mpcomm.transport._REPLACE_PAUSE_S", 0.0)
+    with Rig() as rig:
+        rig.here.transport._usage._most = 0  # type: ignore[attr-defined]
+        source, target = rig.pair()
+        endpoint = rig.open()
+        write(endpoint, source, target).wait()
+        rig.library.plan("init", -1, -1, -1)
+        gone(rig, endpoint)
+        wait_until(lambda: rig.here.transport.obstacle != "")  # type: ignore[attr-defined]
+        assert "mpcomm" not in rig.here.segment.snapshot.attributes
+        work = write(rig.open(), source, target).wait()
+        assert work.status.tolist() == [Status.INITIAL]
+        assert "could not be made anew here" in str(work.cause_of(0))
+        with pytest.raises(TransportError, match=r"-1 \(device\)"):
+            rig.here.transport.bootstrap(rig.there.segment.snapshot.key, b"0" * 16 + b".0")
+        rig.here.unregister(source)
+        assert rig.here.transport.add_buffers([source]) == [None]
+
+
 def test_a_peer_whose_library_was_made_anew_is_connected_under_a_new_host_id(rig: Rig) -> None:
     source, target = rig.pair()
     endpoint = rig.open()

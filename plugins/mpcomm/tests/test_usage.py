@@ -103,6 +103,8 @@ class Anything(RuleBasedStateMachine):
     def counts_are_of_peers_that_are_there(self) -> None:
         assert self.usage.incoming == len(self.there)
         assert self.usage.users == self.users
+        unused = [*self.usage._outgoing.values(), *self.usage._incoming.values()].count(False)
+        assert self.usage.retained == unused
 
 
 TestAnything = Anything.TestCase

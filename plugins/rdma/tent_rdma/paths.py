@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -17,7 +16,9 @@ from tent_core.topology import Topology
 from tent_core.transport import Peer
 from tent_core.types import Opcode
 from tent_rdma.connection import Connection, State
-from tent_rdma.devices import pair, ranks
+from tent_rdma.devices import pair
+from tent_rdma.distances import Distances
+from tent_rdma.farewells import Farewells
 from tent_rdma.lane import Lane, Run
 from tent_rdma.nic import Nic
 from tent_rdma.notice_channels import NoticeChannels
@@ -29,7 +30,7 @@ from tent_rdma.settings import Settings
 from tent_rdma.store import Stores
 from tent_rdma.transfer import Exclusion, Transfer
 from tent_rdma.verbs import STATUS_NAMES, Completion
-from tent_rdma.wire import Close, Closed, NicAddress, decode
+from tent_rdma.wire import NicAddress
 
 DEFAULT_POOL = "default"
 OWN_FAULT = frozenset({1, 4, 8, 9, 10, 11})
@@ -38,9 +39,6 @@ local queue pair operation error: soft-RoCE says it of a port that is down."""
 
 CONNECTS = 4
 """Workers at most that connect to one peer, so that a few that do not answer cannot occupy all."""
-
-SWEEP_S = 5.0
-"""After which a peer is asked again to destroy its ends of connections that failed."""
 
 
 class NoRail(TransportError):
@@ -75,8 +73,15 @@ class Rail:
 
     nic: Nic
     remote: int
+    node: int
+    """The NUMA node of the peer's."""
     spare: bool
     """Only for when no other can be used."""
+
+    @property
+    def here(self) -> int:
+        """The index of the NIC here."""
+        return self.nic.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,12 @@ class Paths:
         if not self.rails:
             raise Unreachable(f"no NIC here has the link layer of one of {peer.key}")
         self._health = Rails(len(self.rails), [1.0] * len(self.rails), shared.settings)
-        self._penalties: dict[tuple[str, str], tuple[float, ...]] = {}
+        self._distances = Distances(
+            self.rails, [nic.chosen for nic in shared.nics], shared.topology, shared.settings
+        )
+        self._farewells = Farewells(
+            peer, shared.settings.drain_timeout, shared.recover, shared.at, shared.log
+        )
         self._lock = threading.Lock()
         self._connections: dict[tuple[int, str], Connection] = {}
         self._connecting: dict[tuple[int, str], Connection | None] = {}
@@ -136,8 +146,6 @@ class Paths:
         """Workers that are at it."""
         self._ending: set[Connection] = set()
         """Those that failed and are on their way out."""
-        self._unconfirmed: set[int] = set()
-        """Those of which the peer may keep an end, by their identifiers."""
         self._troubles: dict[int, TransportError] = {}
         """Why the last use of a rail failed."""
         self._down: set[int] = set()
@@ -164,7 +172,7 @@ class Paths:
 
         Raises NoRail when nothing will help.
         """
-        penalties = self._penalties_of(transfer)
+        penalties = self._distances.between(transfer.prepared.locations)
         with self._lock:
             waits = False
             now = time.monotonic()
@@ -249,29 +257,6 @@ class Paths:
                     parts.append(f"{name} {state.condition.value}" + (f" ({why})" if why else ""))
         return "; ".join(parts)
 
-    def _penalties_of(self, transfer: Transfer) -> tuple[float, ...] | None:
-        places = transfer.prepared.locations
-        known = self._penalties.get(places)
-        if known is None:
-            if len(self._penalties) > 1000:
-                self._penalties.clear()
-            known = self._penalties[places] = self._reckon(*places)
-        return known or None
-
-    def _reckon(self, here: str, there: str) -> tuple[float, ...]:
-        """How much longer each rail takes for memory at two locations; empty when all are alike."""
-        shared = self._shared
-        tiers = ranks(here, [n.chosen for n in shared.nics], shared.topology, shared.settings)
-        tier = {index: t for t, members in enumerate(tiers) for index in members}
-        node = there.partition(":")[2] if there.startswith("cpu:") else ""
-        factors = []
-        for rail in self.rails:
-            away = tier.get(rail.nic.index, len(tiers))
-            numa = self._remote[rail.remote].numa_node
-            away += bool(node) and numa >= 0 and str(numa) != node
-            factors.append(shared.settings.numa_penalty**away)
-        return () if len(set(factors)) == 1 else tuple(factors)
-
     # ---------------------------------------------------------------- connecting
 
     def _begin(self, key: tuple[int, str]) -> None:
@@ -317,7 +302,7 @@ class Paths:
             self._let_go(connection, 0)
             return
         self._changed()
-        self._sweep()  # it answers
+        self._farewells.sweep()  # it answers
 
     def _make(self, index: int, pool: str) -> Connection:
         rail = self.rails[index]
@@ -341,8 +326,7 @@ class Paths:
             if connection.lanes:
                 self._shared.stores.gone(connection)
             if connection.asked:
-                with self._lock:
-                    self._unconfirmed.add(connection.id)
+                self._farewells.owe(connection.id)
             raise
         return connection
 
@@ -362,43 +346,7 @@ class Paths:
             reason=str(error),
         )
         self._lost(Loss(index, pool, [], error, None, True, True))
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Have the peer destroy what it may have kept of connections that failed; tried again and again, as
-        the peer may not be able to answer now."""
-        with self._lock:
-            ids = [] if self._closed else list(self._unconfirmed)[:1000]
-        if ids:
-            try:
-                self._confirm(ids)
-            except Exception as error:  # whatever the way to the peer raised, it is tried again
-                self._shared.log.debug(
-                    "rdma_not_confirmed", error=repr(error), connections=len(ids)
-                )
-                self._sweep_later()
-
-    def _sweep_later(self) -> None:
-        def sweep() -> None:
-            self._shared.recover(self._sweep)
-
-        with self._lock:
-            if not self._closed:
-                self._shared.at(self, time.monotonic() + SWEEP_S, sweep)
-
-    def _confirm(self, ids: list[int]) -> None:
-        """Have the peer destroy its ends: nothing that was sent can be written there afterwards.
-
-        Raises TransportError when that cannot be said.
-        """
-        with self._lock:
-            self._unconfirmed.update(ids)
-        answer = self._peer.bootstrap(
-            Close(connections=ids).encode(), self._shared.settings.drain_timeout
-        )
-        decode(Closed, answer)
-        with self._lock:
-            self._unconfirmed.difference_update(ids)
+        self._farewells.sweep()
 
     # ---------------------------------------------------------------- accounting
 
@@ -474,10 +422,10 @@ class Paths:
                 return  # closed meanwhile
         confirmed = True
         try:
-            self._confirm([connection.id])
+            self._farewells.confirm([connection.id])
         except Exception as error:
             confirmed = False
-            self._sweep_later()
+            self._farewells.sweep_later()
             cause = TransportError(f"{cause}; and the peer did not confirm its end: {error}")
         with self._lock:
             if connection not in self._ending:
@@ -497,9 +445,9 @@ class Paths:
         a worker."""
         with self._lock:
             self._forget(connection)
-            self._unconfirmed.add(connection.id)
+        self._farewells.owe(connection.id)
         self._let_go(connection, 0)
-        self._shared.recover(self._sweep)
+        self._farewells.sweep_soon()
         self._changed()  # who was about to post on it looks for another
 
     def _forget(self, connection: Connection) -> None:
@@ -523,7 +471,7 @@ class Paths:
             connections = [*self._connections.values(), *making, *self._ending]
             self._connections.clear()
             self._ending.clear()
-        self._shared.at(self, math.inf, self._sweep)
+        self._farewells.close()
         for connection in connections:
             connection.break_off()
         return connections
@@ -554,6 +502,6 @@ def _pair(nics: Sequence[Nic], remote: Sequence[NicAddress]) -> list[Rail]:
     seen: set[int] = set()
     rails = []
     for local, other in pair([nic.address for nic in nics], remote):
-        rails.append(Rail(nics[local], other, spare=local in seen))
+        rails.append(Rail(nics[local], other, remote[other].numa_node, spare=local in seen))
         seen.add(local)
     return rails

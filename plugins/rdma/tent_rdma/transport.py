@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from tent_core.descriptor import PeerKey
 from tent_core.errors import TransportError, TransportUnavailable
 from tent_core.log import RateLimited
 from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, TransportContext
+from tent_core.types import Capabilities
 from tent_rdma import by_pyverbs
 from tent_rdma.advice import raise_memlock
 from tent_rdma.connection import Connection
@@ -106,6 +108,9 @@ class RdmaTransport(Transport):
         attribute = SegmentAttribute(nics=[nic.address for nic in self._nics])
         context.publish(attribute.encode())
         context.log.info("rdma_started", nics=[nic.name for nic in self._nics])
+
+    def capabilities(self, declared: Capabilities) -> Capabilities:
+        return replace(declared, notifications=self._context.settings.notifications)
 
     def add_buffers(self, buffers: Sequence[LocalBuffer]) -> Sequence[bytes | None]:
         answers: list[bytes | None] = []

@@ -15,7 +15,7 @@ from tent_core.errors import TransportError
 from tent_core.testing.harness import Row, Submitted
 from tent_core.testing.waiting import wait_until
 from tent_core.types import Opcode
-from tent_rdma import paths
+from tent_rdma import farewells
 from tent_rdma.wire import Close, Open
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -349,7 +349,7 @@ def test_a_read_is_not_posted_again_while_its_queue_pair_may_still_write_here() 
 def test_ends_that_a_silent_peer_kept_are_destroyed_when_it_answers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(paths, "SWEEP_S", 0.02)
+    monkeypatch.setattr(farewells, "SWEEP_S", 0.02)
     with connected() as rig:
         requests, right = rows(rig)
         rig.work_through()
@@ -358,7 +358,7 @@ def test_ends_that_a_silent_peer_kept_are_destroyed_when_it_answers_again(
         completed(rig.submit(READ, *requests))
         assert right(READ)
         rig.wire.intercept = None
-        wait_until(lambda: not rig.endpoint.paths._unconfirmed)
+        wait_until(lambda: not rig.endpoint.paths._farewells._unconfirmed)
         kept = len(transport(rig.b)._passive)
         assert kept == rig.endpoint.holdings()["connections"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rig import KIB, Rig, connected, fabric
 
 from tent_core.types import Opcode
+from tent_rdma import plugin
 
 WAIT_S = 10.0
 
@@ -58,6 +59,9 @@ def test_a_channel_goes_with_its_endpoint_and_with_its_peer() -> None:
 
 def test_settings_may_leave_notifications_to_the_control_plane() -> None:
     with connected(notifications=False) as rig:
+        declared = plugin.tent_transport().capabilities
+        assert declared.notifications
+        assert not rig.a.transport.capabilities(declared).notifications
         assert rig.a.transport.exchange(rig.b.segment.snapshot.key, b"one") is None
         assert registrations(rig) == 0
 

@@ -29,7 +29,7 @@ from tent_tcp.reactor import Reactor
 from tent_tcp.receiver.orders import MAX_DESCRIPTORS
 from tent_tcp.syscalls import allow_ptrace_by_children
 
-_START_S = 10.0
+_START_S = 25.0
 _ORDER_S = 5.0
 _RELEASE_S = 0.9
 _STOP_S = 0.5

@@ -1,0 +1,1 @@
+"""The runtime against a model of it."""
