@@ -150,7 +150,7 @@ def churn(kind: type[MockTransport]) -> None:
 def test_a_transport_that_leaks_fails_with_what_it_leaks(
     kind: type[MockTransport], fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conformance, "CHURN_SETTLES_S", 0.5)
+    monkeypatch.setattr(conformance.TransportConformance, "settles_s", 0.5)
     with pytest.raises(AssertionError, match=fault):
         churn(kind)
 

@@ -9,7 +9,17 @@ from typing import Any
 import click
 
 from tent_core.children import ChildFailed
-from tent_core.cli import bench, check, doctor, explain, peers, plugins, replay, serve
+from tent_core.cli import (
+    bench,
+    check,
+    doctor,
+    explain,
+    new_transport,
+    peers,
+    plugins,
+    replay,
+    serve,
+)
 from tent_core.cli.options import DEBUG, debug_option, failure_of
 
 
@@ -59,6 +69,7 @@ for command in (
     bench.command,
     serve.command,
     plugins.command,
+    new_transport.command,
     check.command,
     explain.command,
     peers.command,

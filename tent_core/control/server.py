@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from tent_core import address, host
 from tent_core.address import Address
@@ -30,8 +30,10 @@ from tent_core.control.loop import ControlLoop
 from tent_core.control.nearby import is_nearby
 from tent_core.control.options import aio, grpc, server_options
 from tent_core.control.pressure import ANSWER_S, Place, Pressure
+from tent_core.control.rpc import Malformed, Refused, handlers
 from tent_core.control.serving import Serving
 from tent_core.control.sessions import Departed, Event, Full, Gone, Opened, Sessions
+from tent_core.control.watching import WatchStream
 from tent_core.control.wire import WireError
 from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TentError
@@ -39,57 +41,10 @@ from tent_core.log import RateLimited
 from tent_core.scarcity import lacks_resources
 from tent_core.segments import LocalSegment
 
-LAST_WORDS_S = 1.0
-"""How long the last message of a watch stream may take to be written."""
-
 T = TypeVar("T")
 
 _CANCELLED_S = 0.2
 """What calls that still run get when the server stops."""
-
-
-class _Refused(Exception):
-    """A call that is answered with a status and a text of its own."""
-
-    def __init__(self, code: Any, text: str) -> None:
-        self.code = code
-        super().__init__(text)
-
-
-class Malformed:
-    """Stands for a message whose bytes could not be parsed."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-class _Stream:
-    """The watch stream that is attached to a session. Made in the task that serves it."""
-
-    def __init__(self) -> None:
-        self._task = asyncio.current_task()
-        self._limit: asyncio.TimerHandle | None = None
-        self.wake = asyncio.Event()
-        self.retire = False
-        """Whether the peer is to be asked to retire."""
-        self.last: pb.WatchResponse | None = None
-        """What is said last; the stream ends with it."""
-        self.ended = False
-        self.mistake: str | None = None
-
-    def end(self, last: pb.WatchResponse | None) -> None:
-        """End the stream, saying `last` if anything; a peer that does not read is not waited for."""
-        self.last = last
-        self.ended = True
-        self.wake.set()
-        if self._limit is None and self._task is not None:
-            self._limit = self._task.get_loop().call_later(LAST_WORDS_S, self._task.cancel)
-
-    def close(self) -> None:
-        """The task that serves the stream has ended."""
-        if self._limit is not None:
-            self._limit.cancel()
-        self._task = None
 
 
 async def _ended(releases: list[Future[None]]) -> None:
@@ -123,13 +78,13 @@ class ControlServer:
         self._appeared = appeared
         self._host = host.identify()
         self._serving = Serving(
-            loop, server_options(settings), self._handlers(), log, self._end_streams
+            loop, server_options(settings), handlers(self, self._log), log, self._end_streams
         )
         self._local: LocalSegment
         self._handler: ControlHandler
         self._unwatch: Callable[[], None] = lambda: None
         self._closing: str | None = None
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, WatchStream] = {}
         self._sent: dict[int, SegmentDescriptor] = {}
         self._processes: dict[int, Callable[[], None]] = {}
         self._updates = wire.Updates()
@@ -325,7 +280,7 @@ class ControlServer:
         replaced = self._streams.get(session)
         if replaced is not None:
             replaced.end(None)
-        stream = self._streams[session] = _Stream()
+        stream = self._streams[session] = WatchStream()
         self._sessions.watching(session)
         self._rearm()
         reader = self._loop.spawn(self._read(session, stream, context), f"read {session:x}")
@@ -461,7 +416,7 @@ class ControlServer:
 
     async def inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
         if not is_nearby(context.peer()):
-            raise _Refused(
+            raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "an engine may be inspected from its own machine only, and this call comes from "
                 f"{context.peer()}",
@@ -471,18 +426,18 @@ class ControlServer:
         try:
             document = await asyncio.wait_for(asyncio.wrap_future(self._handler.inspect()), timeout)
         except TimeoutError:
-            raise _Refused(
+            raise Refused(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 f"the engine has not gathered it within {timeout:.3g} s",
             ) from None
         except TentError as error:
-            raise _Refused(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+            raise Refused(grpc.StatusCode.UNAVAILABLE, str(error)) from None
         return pb.InspectResponse(document=document)
 
     # ---------------------------------------------------------------- watch streams
 
     async def _publish(
-        self, session: int, stream: _Stream, held: SegmentDescriptor | None, context: Any
+        self, session: int, stream: WatchStream, held: SegmentDescriptor | None, context: Any
     ) -> None:
         """Send what the peer lacks, again and again, until the stream ends."""
         while not stream.ended:
@@ -504,7 +459,7 @@ class ControlServer:
         if stream.last is not None:
             await context.write(stream.last)
 
-    async def _read(self, session: int, stream: _Stream, context: Any) -> None:
+    async def _read(self, session: int, stream: WatchStream, context: Any) -> None:
         """Take what the peer says until it ends the stream or makes a mistake."""
         try:
             while (message := await context.read()) is not aio.EOF:
@@ -622,58 +577,3 @@ class ControlServer:
     def _farewell(self, session: int) -> pb.WatchResponse:
         farewell = pb.WatchResponse.Farewell(reason=self._closing or "")
         return pb.WatchResponse(session=session, farewell=farewell)
-
-    # ---------------------------------------------------------------- gRPC
-
-    def _handlers(self) -> Any:
-        """The handlers, as generated code would make them, but for bytes that cannot be parsed."""
-        one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        both = grpc.stream_stream_rpc_method_handler
-
-        def handler(make: Any, method: Any, request: type[Message], response: type[Message]) -> Any:
-            return make(self._checked(method), _tolerant(request), response.SerializeToString)
-
-        methods = {
-            "Connect": handler(one, self.connect, pb.ConnectRequest, pb.ConnectResponse),
-            "Watch": handler(both, self.watch, pb.WatchRequest, pb.WatchResponse),
-            "GetSegment": handler(
-                many, self.get_segment, pb.GetSegmentRequest, pb.GetSegmentResponse
-            ),
-            "Bootstrap": handler(one, self.bootstrap, pb.BootstrapRequest, pb.BootstrapResponse),
-            "Notify": handler(one, self.notify, pb.NotifyRequest, pb.NotifyResponse),
-            "Goodbye": handler(one, self.goodbye, pb.GoodbyeRequest, pb.GoodbyeResponse),
-            "Inspect": handler(one, self.inspect, pb.InspectRequest, pb.InspectResponse),
-        }
-        return grpc.method_handlers_generic_handler("tent.v1.Control", methods)
-
-    def _checked(
-        self, method: Callable[[Any, Any], Awaitable[Any]]
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Answer INVALID_ARGUMENT to what is malformed, and change nothing because of it."""
-
-        async def call(request: Any, context: Any) -> Any:
-            try:
-                if isinstance(request, Malformed):
-                    raise WireError(request.text)
-                return await method(request, context)
-            except _Refused as refused:
-                code, text = refused.code, str(refused)
-            except WireError as error:
-                code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-            except Exception as error:
-                self._log.error("control_call_failed", call=method.__name__, exc_info=error)
-                code, text = grpc.StatusCode.INTERNAL, "an error of the engine, which its log shows"
-            await context.abort(code, text)
-
-        return call
-
-
-def _tolerant(kind: type[Message]) -> Callable[[bytes], Message | Malformed]:
-    # A deserializer that raises makes gRPC log a stack trace and answer UNKNOWN.
-    def read(data: bytes) -> Message | Malformed:
-        try:
-            return kind.FromString(data)
-        except (DecodeError, UnicodeDecodeError) as error:  # the latter: protobuf's pure Python
-            return Malformed(f"bytes that are no {kind.DESCRIPTOR.name}: {error}")
-
-    return read

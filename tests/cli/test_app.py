@@ -13,7 +13,17 @@ import pytest
 from tent_core.cli import options
 from tent_core.cli.app import tent
 
-COMMANDS = ("replay", "bench", "serve", "plugins", "check", "explain", "peers", "doctor")
+COMMANDS = (
+    "replay",
+    "bench",
+    "serve",
+    "plugins",
+    "new-transport",
+    "check",
+    "explain",
+    "peers",
+    "doctor",
+)
 
 
 def test_the_commands_are_these() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tent_core.testing import Held, holding, wait_until
+from tent_core.testing.namespaces import Side, cut, joined, why_not
 from tent_core.testing.peers import PeerProcess
 
 from .conftest import Start
-from .namespaces import Side, cut, joined, why_not
 from .support import only
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.slow, pytest.mark.timeout(180)]

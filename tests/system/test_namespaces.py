@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tent_core.testing import wait_until
+from tent_core.testing.namespaces import Side, joined, why_not
 
 from .conftest import Start
-from .namespaces import Side, joined, why_not
 from .support import only
 
 pytestmark = pytest.mark.namespaces

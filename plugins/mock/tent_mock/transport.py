@@ -405,9 +405,8 @@ class _Move:
         self._requests = requests
         self._moves = transport.settings.move
         if self._moves:
-            buffers = peer.segment.buffers
             self._local = transport.table.generations(requests.local_used)
-            self._remote = {i: buffers[i].generation for i in requests.remote_used if i in buffers}
+            self._remote = requests.remote_generations
 
     def run(self, start: int, stop: int, lengths: np.ndarray[Any, Any] | None = None) -> None:
         """Copy rows [start, stop), or the first `lengths` bytes of each. Raises TransportError with nothing

@@ -13,6 +13,7 @@ from tent_core.testing.conformance import TransportConformance
 @pytest.mark.usefixtures("stand_in_on_the_path")
 class TestOnTheStandIn(TransportConformance):
     transport = "mpcomm"
+    one_machine = "the stand-in finds its peers on this machine"
     # What the library keeps of departed peers is freed at every chance, so that nothing may stay behind.
     settings: ClassVar[dict[str, Any]] = {"max_retained": 0}
 

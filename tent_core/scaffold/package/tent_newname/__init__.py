@@ -1,0 +1,1 @@
+"""The transport `newname` for TENT: requests as frames over a TCP stream."""

@@ -1,0 +1,194 @@
+"""The contract by itself, without an engine that would check requests first: what the owner's side refuses,
+what is reported, and what happens after the end.
+
+Another process may be of another version, or mean harm: an owner that claims to check requests has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tent_core.errors import TentError, TransportError
+from tent_core.testing.conformance.base import KIB, MIB, Base
+from tent_core.testing.conformance.verdicts import assert_arrived, assert_untouched
+from tent_core.testing.harness import Row, Side, Submitted
+from tent_core.transport import Endpoint, LocalBuffer
+from tent_core.types import Opcode, Permission, Status
+from tent_core.work import Work
+
+ENDS_WITHIN_S = 10.0
+
+
+@dataclass
+class Pair:
+    """Two sides of the transport, without engines, and an endpoint of one for the other."""
+
+    here: Side
+    there: Side
+    endpoint: Endpoint
+    ours: LocalBuffer
+    source: NDArray[np.uint8]
+
+    def offer(self, permission: Permission = Permission.GLOBAL_READ_WRITE) -> LocalBuffer:
+        """A buffer of 4 KiB of 1s at the owner."""
+        return self.there.register(np.ones(4 * KIB, np.uint8), permission=permission)
+
+    def post(self, opcode: Opcode, *rows: Row, endpoint: Endpoint | None = None) -> Submitted:
+        """Submit, past all checks of an engine."""
+        return Submitted(endpoint or self.endpoint, opcode, rows, ENDS_WITHIN_S)
+
+
+class Contract(Base):
+    """The transport called by the contract alone."""
+
+    @pytest.fixture
+    def pair(self) -> Iterator[Pair]:
+        """Two sides that are connected; `ours` is 64 KiB of 9s."""
+        declaration = self.registry().load(self.transport).declaration
+        with ExitStack() as stack:
+            here, there = (
+                stack.enter_context(Side(declaration, **self.settings)) for _ in range(2)
+            )
+            there.register(np.zeros(KIB, np.uint8))  # what starts with the first buffer has started
+            source = np.full(64 * KIB, 9, np.uint8)
+            ours = here.register(source)
+            endpoint = here.connect(there)
+            stack.callback(endpoint.close, "the test ends")
+            yield Pair(here, there, endpoint, ours, source)
+
+    def _checks(self) -> None:
+        if not self.capabilities().owner_checked:
+            pytest.skip(
+                f"{self.transport} does not claim that the owner's side checks each request"
+            )
+
+    @pytest.mark.parametrize(
+        ("opcode", "permission"),
+        [
+            (Opcode.WRITE, Permission.GLOBAL_READ_ONLY),
+            (Opcode.WRITE, Permission.LOCAL_READ_WRITE),
+            (Opcode.READ, Permission.LOCAL_READ_WRITE),
+        ],
+    )
+    def test_the_owner_refuses_what_its_permission_does_not_allow(
+        self, pair: Pair, opcode: Opcode, permission: Permission
+    ) -> None:
+        self._checks()
+        target = pair.offer(permission)
+        work = pair.post(opcode, (pair.ours, 0, target, 0, KIB)).wait()
+        what = f"the owner's side ignores the permission {permission.name} of a buffer"
+        assert_untouched(pair.there.arrays[target.id], np.ones(4 * KIB, np.uint8), what)
+        assert_untouched(pair.source, np.full(64 * KIB, 9, np.uint8), what)
+        _refused(work)
+
+    def test_the_owner_refuses_a_range_that_leaves_its_buffer(self, pair: Pair) -> None:
+        self._checks()
+        memory = np.ones(12 * KIB, np.uint8)
+        target = pair.there.register(memory[4 * KIB : 8 * KIB])
+        for offset, length in ((0, 4 * KIB + 1), (4 * KIB, 1), (-1, 8), (4 * KIB - 1, 2)):
+            work = pair.post(Opcode.WRITE, (pair.ours, 0, target, offset, length)).wait()
+            what = "the owner's side does not check ranges"
+            assert_untouched(memory, np.ones(12 * KIB, np.uint8), what)
+            _refused(work)
+
+    def test_the_owner_refuses_a_generation_that_has_gone(self, pair: Pair) -> None:
+        self._checks()
+        old = pair.offer()
+        pair.post(Opcode.WRITE, (pair.ours, 0, old, 0, KIB)).wait()
+        pair.there.unregister(old)
+        new = pair.offer()
+        assert new.id == old.id
+        stale = replace(new, generation=old.generation)
+        work = pair.post(Opcode.WRITE, (pair.ours, 0, stale, 0, KIB)).wait()
+        what = "the owner's side takes an id for a buffer, whatever its generation"
+        assert_untouched(pair.there.arrays[new.id], np.ones(4 * KIB, np.uint8), what)
+        _refused(work)
+
+    def test_each_request_of_a_batch_is_reported_for_itself(self, pair: Pair) -> None:
+        self._checks()
+        good, bad = pair.offer(), pair.offer(Permission.GLOBAL_READ_ONLY)
+        memory = pair.there.arrays[good.id]
+        before = memory.copy()
+        expected = before.copy()
+        expected[:KIB] = expected[2 * KIB : 3 * KIB] = 9
+        submitted = pair.post(
+            Opcode.WRITE,
+            (pair.ours, 0, good, 0, KIB),
+            (pair.ours, KIB, bad, 0, KIB),
+            (pair.ours, 2 * KIB, good, 2 * KIB, KIB),
+        )
+        work = submitted.wait()
+        assert work.status[1] == Status.FAILED, "a request that the owner refused did not fail"
+        assert isinstance(work.cause_of(1), TentError), "a failed request has no cause"
+        for row, start in ((0, 0), (2, 2 * KIB)):
+            if work.status[row] == Status.COMPLETED:
+                assert work.moved[row] == KIB, "a completed request moved fewer bytes than it has"
+            else:  # it may give up on the rest of the batch, if it says so
+                expected[start : start + KIB] = memory[start : start + KIB]
+        assert_arrived(memory, before, expected, "a batch of which one request was refused")
+        _once(submitted)
+
+    def test_a_completed_request_has_moved_all_of_it(self, pair: Pair) -> None:
+        memory = np.ones(MIB, np.uint8)
+        target = pair.there.register(memory)
+        rows = [(pair.ours, 0, target, n * KIB, 1 + n * 7) for n in range(64)]
+        submitted = pair.post(Opcode.WRITE, *rows)
+        work = submitted.wait()
+        assert set(work.status.tolist()) == {Status.COMPLETED}
+        assert work.moved.tolist() == [row[4] for row in rows], (
+            "completed requests moved fewer bytes than they have"
+        )
+        expected = np.ones(MIB, np.uint8)
+        for _, _, _, at, length in rows:
+            expected[at : at + length] = 9
+        assert_arrived(memory, np.ones(MIB, np.uint8), expected, "a batch by the contract")
+        _once(submitted)
+
+    def test_whatever_is_under_way_is_reported_when_the_endpoint_closes(self, pair: Pair) -> None:
+        memory = np.ones(4 * MIB, np.uint8)
+        target = pair.there.register(memory)
+        rows = [(pair.ours, 0, target, n * 64 * KIB, 64 * KIB) for n in range(64)]
+        endpoint = pair.here.connect(pair.there)
+        submitted = [pair.post(Opcode.WRITE, *rows, endpoint=endpoint) for _ in range(4)]
+        endpoint.close("the peer has departed")
+        endpoint.close("a second time, which changes nothing")
+        for each in submitted:
+            work = each.wait(2.0)
+            assert set(work.status.tolist()) <= {
+                Status.COMPLETED,
+                Status.FAILED,
+                Status.CANCELED,
+                Status.TIMEOUT,
+                Status.INITIAL,
+            }
+            _once(each)
+        try:
+            late = pair.post(Opcode.WRITE, rows[0], endpoint=endpoint)
+        except TransportError:
+            return
+        assert late.wait(2.0).status[0] != Status.COMPLETED, "a closed endpoint carries work"
+
+    def test_stopping_is_allowed_twice_and_before_any_start(self) -> None:
+        declaration = self.registry().load(self.transport).declaration
+        Side(declaration, **self.settings).transport.stop()
+        with Side(declaration, **self.settings) as side:
+            side.transport.stop()
+
+
+def _once(submitted: Submitted) -> None:
+    """Every request was reported once."""
+    assert submitted.work.surplus == 0, f"{submitted.work.surplus} requests were reported twice"
+    assert submitted.finished == 1
+
+
+def _refused(work: Work) -> None:
+    """The request failed."""
+    assert work.status[0] == Status.FAILED, (
+        f"an error was swallowed: what the owner refused was reported as {Status(work.status[0]).name}"
+    )

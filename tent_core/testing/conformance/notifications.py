@@ -1,0 +1,57 @@
+"""Notifications: carried by the transport if it claims so, by the control plane if not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tent_core.control.contract import NOTIFICATION_LIMIT as LARGEST_NOTE
+from tent_core.testing.conformance.base import KIB, Base, Ends, Refuses
+from tent_core.testing.waiting import wait_until
+
+CARRIES_WITHIN_S = 10.0
+"""How long a transport may take until it carries notifications."""
+
+
+class Notifications(Base):
+    """Notifications that it carries, or does not."""
+
+    def test_notifications_that_it_carries_arrive_once_in_order_and_whole(self, ends: Ends) -> None:
+        if not self.capabilities().notifications:
+            pytest.skip(f"{self.transport} does not claim to carry notifications")
+        source, target = (ends.buffer(e, ends.bytes(KIB)) for e in (ends.here, ends.there))
+        ends.segment.write(source, ends.remote(target))
+
+        def carried() -> int:
+            counts: dict[str, int] = ends.here.stats()["notifications"]["carried"]
+            return counts.get(self.transport, 0)
+
+        def carries() -> bool:  # a channel may take a moment, in which others carry them
+            ends.segment.notify("first")
+            return carried() > 0
+
+        wait_until(carries, CARRIES_WITHIN_S, f"{self.transport} carries a notification")
+        ends.there.poll_notifications()
+        before = carried()
+        sent = [(str(n), ends.bytes(n).tobytes()) for n in (0, 1, KIB, LARGEST_NOTE - 5)]
+        for name, payload in sent:
+            ends.segment.notify(name, payload)
+        got = [ends.there.next_notification(10) for _ in sent]
+        assert [(note.name, note.payload) for note in got] == sent
+        assert ends.there.poll_notifications() == []
+        assert carried() - before == len(sent)
+        with ends.there.open_segment(ends.here.segment_name) as back:
+            back.notify("back", b"payload")
+            assert ends.here.next_notification(10).payload == b"payload"
+
+    def test_notifications_that_it_does_not_claim_go_another_way(
+        self, ends: Ends, refuses: Refuses
+    ) -> None:
+        if self.capabilities().notifications:
+            pytest.skip(f"{self.transport} claims to carry notifications")
+        source, target = (ends.buffer(e, ends.bytes(KIB)) for e in (ends.here, ends.there))
+        ends.segment.write(source, ends.remote(target))
+        ends.segment.notify("another way", b"payload")
+        assert ends.there.next_notification(10).payload == b"payload"
+        carried = ends.here.stats()["notifications"]["carried"].get(self.transport, 0)
+        assert not carried, f"{self.transport} carries notifications and does not claim it"
+        refuses("notifications: the control plane carries them")

@@ -1,0 +1,1 @@
+"""The shared suite itself: what it finds."""
