@@ -66,6 +66,7 @@ class Carry:
         "_dispatcher",
         "_inline",
         "_left",
+        "_limited",
         "_may_block",
         "_name",
         "_options",
@@ -96,7 +97,9 @@ class Carry:
         options: Options,
         deadline: float,
         may_block: bool,
+        limited: bool,
     ) -> None:
+        """`limited`: its priority has a limit, so that it may have to wait for room."""
         self._dispatcher = dispatcher
         self._sink = sink
         self._peer = peer
@@ -108,6 +111,7 @@ class Carry:
         self._options = options
         self._deadline = deadline
         self._may_block = may_block
+        self._limited = limited
         self._tries: tuple[Try, ...] = ()
         self._name = ""
         self._began = 0.0
@@ -128,14 +132,14 @@ class Carry:
     def run(self) -> None:
         """Offer the requests to candidate after candidate until one takes them or none is left."""
         while True:
-            if self._is_cancelled():
+            if self._cancelled:
                 self._leave()
                 self._end(TransferCanceled("it was cancelled before it ended"), Status.CANCELED)
                 return
             if not self._name and not self._next():
                 self._exhausted()
                 return
-            if not self._may_enter():
+            if self._limited and not self._may_enter():
                 return
             if self._is_cancelled():
                 continue
@@ -149,9 +153,10 @@ class Carry:
         """Take the next candidate: those that have been failing come last."""
         if not self._left or len(self._tries) >= self._dispatcher.max_tries:
             return False
-        if self._traffic.troubled and len(self._left) > 1:
-            self._left = self._traffic.order(self._left)
-        self._name, self._left = self._left[0], self._left[1:]
+        left = self._left
+        if len(left) > 1 and self._traffic.troubled:
+            left = self._traffic.order(left)
+        self._name, self._left = left[0], left[1:]
         return True
 
     def _submit(self) -> Work | None:
@@ -160,22 +165,31 @@ class Carry:
         if began >= self._deadline:
             self._too_late()
             return None
-        entry = self._selection.entry
-        attempt_s = self._options.attempt_s
-        if attempt_s is None and entry is not None:
-            attempt_s = entry.attempt_s
-        until = self._deadline if attempt_s is None else min(self._deadline, began + attempt_s)
+        options, entry, until = self._options, self._selection.entry, self._deadline
+        attempt_s, stall_s = options.attempt_s, options.stall_s
+        devices: tuple[str, ...] = ()
+        pool = None
+        if entry is not None:
+            devices, pool = entry.devices, entry.qp_pool
+            if attempt_s is None:
+                attempt_s = entry.attempt_s
+            if stall_s is None:
+                stall_s = entry.stall_s
+        if attempt_s is not None:
+            until = min(until, began + attempt_s)
         work = Work(
             self._requests,
             self._finished,
             may_block=self._may_block,
             deadline=until,
-            priority=self._options.priority,
+            priority=options.priority,
             expires=self._deadline,
-            devices=entry.devices if entry is not None else (),
-            qp_pool=entry.qp_pool if entry is not None else None,
+            devices=devices,
+            qp_pool=pool,
         )
         name = self._name
+        if stall_s is not None and not self._can(name).partial_progress:
+            stall_s = None  # nobody could tell
         endpoint = self._peer.endpoints.ready.get(name)
         if endpoint is None and not self._may_block:
             self._connect(until)
@@ -183,7 +197,6 @@ class Carry:
         self._work = work
         self._phase = Phase.RUNNING
         self._submitting = threading.get_ident()
-        stall_s = self._stall_s(name)
         timed = self._may_block and (attempt_s is not None or stall_s is not None)
         if timed:  # nobody looks after `submit`: it returns at the end
             self._dispatcher.watch(self, work, name, attempt_s, stall_s)
@@ -310,8 +323,6 @@ class Carry:
         if self._ticket is not None:  # somebody has let it go on
             self._phase = Phase.READY
             return True
-        if self._dispatcher.limits.get(self._options.priority) is None:
-            return True
         name = self._name
         freed = threading.Event() if self._may_block else None
         ticket = Ticket(
@@ -350,15 +361,19 @@ class Carry:
     def _settle(self, work: Work) -> bool:
         """Record what `work` achieved. True when requests are left that the next candidate shall carry."""
         self._phase = Phase.READY
-        for watch in self._watches:
-            watch.cancel()
-        self._watches = ()
+        if self._watches:
+            for watch in self._watches:
+                watch.cancel()
+            self._watches = ()
+        # The work knows this object, so that to keep it would leave both to the garbage collector.
+        self._work = self._inline = None
         name = self._name
         if self._ticket is not None:
             self._leave()
         if not work.causes:
             self._phase = Phase.ENDED
-            self._traffic.succeeded(name)
+            if self._traffic.troubled:
+                self._traffic.succeeded(name)
             self._dispatcher.count(self._peer, name, work, self._sink.requests(self._rows), 0)
             self._sink.settle(self._rows, work.status, work.moved, name)
             return False
@@ -447,14 +462,6 @@ class Carry:
 
     def _is_cancelled(self) -> bool:
         return self._cancelled  # by any thread, at any time: a type checker must not remember it
-
-    def _stall_s(self, name: str) -> float | None:
-        """How long no byte may move, where the transport says how many have."""
-        entry = self._selection.entry
-        stall_s = self._options.stall_s
-        if stall_s is None and entry is not None:
-            stall_s = entry.stall_s
-        return stall_s if stall_s is not None and self._can(name).partial_progress else None
 
     def watched(self, work: Work, handle: Handle) -> None:
         """An alarm that is to be forgotten when this attempt ends. What it calls looks whether it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -166,12 +166,12 @@ class Dispatcher:
         may_block: bool,
     ) -> None:
         """Set all groups going. With `may_block` the calling thread may carry them out itself."""
-        sliced = self.limits.get(options.priority) is not None
+        limited = self.limits.get(options.priority) is not None
         for group in groups:
-            names = group.selection.candidates
+            requests, rows, selection = group.requests, group.rows, group.selection
+            names = selection.candidates
             if self.overrule is not None:
                 names = self.overrule(peer, group)
-            requests, rows, selection = group.requests, group.rows, group.selection
             sink: Sink = batch
             if group.merge is not None:
                 sink, rows = MergedSink(batch, rows, group.merge), None
@@ -180,23 +180,38 @@ class Dispatcher:
                 batch.carried_by([staged], self._push)
                 staged.run()
                 continue
-            if sliced and requests.total > self.slice and not self._schedules_itself(names):
-                pieces, spans = parts(requests, self.slice)
-                whole = PartsSink(sink, rows, pieces)
-                work: list[tuple[Sink, Requests, Rows]] = [
-                    (whole.part(start, stop), part(requests, pieces, start, stop), None)
-                    for start, stop in spans
-                ]
-            else:
-                work = [(sink, requests, rows)]
+            work: Iterable[tuple[Sink, Requests, Rows]] = ((sink, requests, rows),)
+            if limited and requests.total > self.slice and not self._schedules_itself(names):
+                work = self._parts(sink, requests, rows)
             carries = [
-                Carry(self, to, peer, some, at, selection, names, options, deadline, may_block)
+                Carry(
+                    self,
+                    to,
+                    peer,
+                    some,
+                    at,
+                    selection,
+                    names,
+                    options,
+                    deadline,
+                    may_block,
+                    limited,
+                )
                 for to, some, at in work
             ]
             if not may_block:
                 batch.carried_by(carries, self._push)
             for carry in carries:
                 carry.run()
+
+    def _parts(
+        self, sink: Sink, requests: Requests, rows: Rows
+    ) -> Iterator[tuple[Sink, Requests, Rows]]:
+        """Bulk in parts, each with a sink of its own."""
+        pieces, spans = parts(requests, self.slice)
+        whole = PartsSink(sink, rows, pieces)
+        for start, stop in spans:
+            yield whole.part(start, stop), part(requests, pieces, start, stop), None
 
     def _schedules_itself(self, names: tuple[str, ...]) -> bool:
         """Whether the first candidate does its own slicing: what is cut for it would only be slower."""

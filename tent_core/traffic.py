@@ -19,16 +19,13 @@ class Traffic:
         self._alarm = alarm
         self._lock = threading.Lock()
         self._health = Health(health)
+        self.troubled = False
+        """Whether any transport has failed lately: without that there is nothing to order."""
         self._gates: dict[str, Admission] = {}
         self._armed: dict[str, float] = {}
         """When the alarm looks after a gate; there is one alarm for each, however many wait."""
 
     # ---------------------------------------------------------------- health
-
-    @property
-    def troubled(self) -> bool:
-        """Whether any transport has failed lately: without that there is nothing to order."""
-        return self._health.troubled
 
     def order(self, names: Sequence[str]) -> tuple[str, ...]:
         """Candidates, with those that have been failing last."""
@@ -38,13 +35,14 @@ class Traffic:
     def failed(self, name: str) -> float | None:
         """An attempt failed through the transport's fault; seconds of the pause that this began, if any."""
         with self._lock:
+            self.troubled = True
             return self._health.failed(name, self._alarm.now())
 
     def succeeded(self, name: str) -> None:
-        """A sub-batch was carried."""
-        if self._health.troubled:
-            with self._lock:
-                self._health.succeeded(name, self._alarm.now())
+        """A sub-batch was carried. Without trouble there is nothing to tell."""
+        with self._lock:
+            self._health.succeeded(name, self._alarm.now())
+            self.troubled = self._health.troubled
 
     def paused(self) -> dict[str, float]:
         """Seconds that each paused transport has still to wait."""
