@@ -97,6 +97,8 @@ class Batch:
     `status` is uint8 (n,) of `Status`, `moved` uint64 (n,) in bytes; read them once `done`, before that
     they are a view of what is known. Thread-safe. It always ends: with a terminal status per request.
     One with a notification ends when the peer's engine has acknowledged it; `notify_error` says why not.
+    `feasible` says, for one that was given a timeout or a deadline, whether it could be expected to be done
+    by then when it was submitted, by the pace of its transport; None where that is not known.
     """
 
     __slots__ = (
@@ -114,6 +116,7 @@ class Batch:
         "_what",
         "carried",
         "done",
+        "feasible",
         "moved",
         "notify_error",
         "status",
@@ -124,6 +127,7 @@ class Batch:
         self.moved = np.zeros(n, np.uint64)
         self.carried: Counter[str] = Counter()
         self.done = False
+        self.feasible: bool | None = None
         self.notify_error: TentError | None = None
         self._what = what
         self._marks: Sequence[Mark] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -218,6 +219,27 @@ class Dispatcher:
         facts = self.planner.facts.get(names[0]) if names else None
         able = facts.capabilities if facts is not None else None
         return able is not None and able.self_scheduling
+
+    def feasible(
+        self, peer: LivePeer, groups: list[Group], options: Options, deadline: float
+    ) -> bool | None:
+        """Whether the groups can be expected to be done by `deadline`, behind what is under way; None where
+        nothing is known of how fast their transports have been."""
+        left = deadline - self.now()
+        if left <= 0.0:
+            return False
+        if peer.traffic.troubled:
+            return None  # which transport will carry it is not known before it is tried
+        sizes: Counter[str] = Counter()
+        for group in groups:
+            if group.selection.candidates:
+                sizes[group.selection.candidates[0]] += group.requests.total
+        in_line = self.limits.get(options.priority) is not None
+        seconds = [peer.traffic.seconds_for(n, s, in_line=in_line) for n, s in sizes.items()]
+        known = [s for s in seconds if s is not None]
+        if known and max(known) > left:
+            return False
+        return True if known and len(known) == len(seconds) else None
 
     def later(self, call: Callable[[], None]) -> None:
         """Run `call` in the progress thread: what must not run in the thread that learned of it."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tent_core.batch import Rows, Try
 from tent_core.slicing import Progress, Rule, Slices, cut
 from tent_core.types import Status
-from tent_core.work import Requests
+from tent_core.work import Iovecs, Requests
 
 Indexes = NDArray[np.intp]
 
@@ -185,8 +185,8 @@ def parts(requests: Requests, size: int) -> tuple[Slices, list[tuple[int, int]]]
 
 def part(requests: Requests, pieces: Slices, start: int, stop: int) -> Requests:
     """Pieces [start, stop) as requests of their own."""
-    local = np.stack((pieces.local[start:stop], pieces.length[start:stop]), axis=1)
-    remote = np.stack((pieces.remote[start:stop], pieces.length[start:stop]), axis=1)
+    local = _iovecs(pieces.local[start:stop], pieces.length[start:stop])
+    remote = _iovecs(pieces.remote[start:stop], pieces.length[start:stop])
     owner = pieces.request[start:stop]
     local_ids, remote_ids = requests.local_ids[owner], requests.remote_ids[owner]
     return Requests(
@@ -200,6 +200,13 @@ def part(requests: Requests, pieces: Slices, start: int, stop: int) -> Requests:
         requests.remote_generations,
         int(local[:, 1].sum()),
     )
+
+
+def _iovecs(addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> Iovecs:
+    made = np.empty((len(addresses), 2), np.uint64)  # np.stack takes 8 microseconds
+    made[:, 0] = addresses
+    made[:, 1] = lengths
+    return made
 
 
 def _used(used: tuple[int, ...], ids: NDArray[np.int32]) -> tuple[int, ...]:
