@@ -198,25 +198,37 @@ class Batch:
         moved: NDArray[np.uint64] | None,
         transport: str,
     ) -> None:
-        """Record the terminal statuses of `rows`; the batch ends with its last row."""
+        """Record the terminal statuses of `rows`; the batch ends with its last row. No `transport`: what
+        carried them has been credited."""
         where = slice(None) if rows is None else rows
         with self._lock:
             self.status[where] = status
             if moved is not None:
                 self.moved[where] = moved
-                self.carried[transport] += int(moved.sum())
+                if transport:
+                    self.carried[transport] += int(moved.sum())
             self._left -= len(self.status) if rows is None else len(rows)
             ended = self._left == 0
         if ended:
             self._data_ended()
 
     def settle_failed(
-        self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
+        self,
+        rows: Rows,
+        status: Status,
+        moved: NDArray[np.uint64] | None,
+        tries: tuple[Try, ...],
+        credited: bool = False,
     ) -> None:
-        """Record that `rows` failed for good, and why."""
+        """Record that `rows` failed for good, and why; `credited`: what has moved is accounted for."""
         with self._lock:
             self._failures.append(Failed(rows, tries))
-        self.settle(rows, status, moved, tries[-1].transport if tries else "")
+        self.settle(rows, status, moved, "" if credited or not tries else tries[-1].transport)
+
+    def credit(self, transport: str, moved: int) -> None:
+        """`transport` has carried so many bytes of requests that may not have ended yet."""
+        with self._lock:
+            self.carried[transport] += moved
 
     def _data_ended(self) -> None:
         if self._follower is None:

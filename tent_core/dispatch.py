@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tent_core.admission import Rules
 from tent_core.alarm import Alarm
@@ -16,12 +16,23 @@ from tent_core.errors import ClosedError, TransportError
 from tent_core.log import RateLimited
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
+from tent_core.policy import Selection
 from tent_core.reshape import MergedSink, PartsSink, Sink, merge, part, parts
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
 from tent_core.work import Requests, Work
 
+
+class Staged(Protocol):
+    """Requests that go through host memory, in two hops."""
+
+    def run(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
 Overrule = Callable[[LivePeer, Group], tuple[str, ...]]
+Stage = Callable[[Sink, Rows, Requests, LivePeer, Selection, Options, float], Staged]
 Relieve = Callable[[LivePeer], bool]
 Observe = Callable[[LivePeer, str, int, int, int], None]
 
@@ -87,6 +98,7 @@ class Dispatcher:
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
         self.relieve: Relieve | None = None
+        self.stage: Stage | None = None
         self._failures = RateLimited(log)
 
     def close(self, timeout: float) -> None:
@@ -164,6 +176,11 @@ class Dispatcher:
             sink: Sink = batch
             if group.merge is not None:
                 sink, rows = MergedSink(batch, rows, group.merge), None
+            if selection.route is not None and self.stage is not None:
+                staged = self.stage(sink, rows, requests, peer, selection, options, deadline)
+                batch.carried_by([staged], self._push)
+                staged.run()
+                continue
             work: Iterable[tuple[Sink, Requests, Rows]] = ((sink, requests, rows),)
             if limited and requests.total > self.slice and not self._schedules_itself(names):
                 work = self._parts(sink, requests, rows)

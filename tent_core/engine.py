@@ -79,6 +79,7 @@ class Engine:
         from tent_core.registry import BufferRegistry
         from tent_core.roster import Roster
         from tent_core.runner import Transports
+        from tent_core.staging import Stager
         from tent_core.traffic import Traffic
 
         self._pid = os.getpid()
@@ -155,6 +156,9 @@ class Engine:
                 self.dispatcher.patiently,
                 self._log,
             )
+            staging = self.settings.staging
+            self.stager = Stager(self, staging.buffers, staging.chunk)
+            self.dispatcher.stage = self.stager.stage
             self.dispatcher.relieve = _relief(self.roster, self._control)
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
             self._carriers = Carriers(preferred(self.settings.policy, self._transports))
