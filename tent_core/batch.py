@@ -320,7 +320,7 @@ class Batch:
     def explain_failures(self, most: int | None = None) -> str:
         """How many requests failed and, for each kind of failure (the first `most` of them), the first
         request and every attempt."""
-        lines = []
+        lines: list[str] = []
         count = 0
         for failed in self.failures:
             rows = range(len(self)) if failed.rows is None else failed.rows
