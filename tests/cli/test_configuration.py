@@ -222,3 +222,24 @@ def test_explain_refuses_what_makes_no_sense(
     result = run("explain", "--config", EXAMPLES / "mixed.yaml", *args)
     assert result.exit_code == status
     assert message in result.stderr
+
+
+RULED = """
+failover: {max_attempts: 1}
+scheduling: {low: {bytes: 2MiB, tasks: 7}, slice: 256KiB}
+policy: [{name: slow, transports: [shm, rdma, tcp], attempt_timeout_s: 2.5, stall_s: 500ms}]
+transports: {rdma: {enable: false}}
+"""
+
+
+def test_explain_shows_attempts_time_limits_and_turns(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tent.yaml"
+    path.write_text(RULED)
+    (answer,) = explained(run, "--config", path, "4KiB", "--priority", "low")
+    assert answer["attempts"] == 2
+    assert (answer["attempt_timeout_s"], answer["stall_s"]) == (2.5, 0.5)
+    assert answer["turns"] == {"bytes": 2 << 20, "tasks": 7, "slice": 256 << 10}
+    assert explained(run, "--config", path, "4KiB")[0]["turns"] is None
+    shown = run("explain", "--config", path, "4KiB", "--priority", "low").stdout
+    assert "each may take 2.5 s" in shown
+    assert "takes turns: starts when at most 2MiB and 7 requests are under way" in shown

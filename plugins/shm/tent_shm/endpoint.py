@@ -76,6 +76,14 @@ class ShmEndpoint(Endpoint):
                 return
         self._start(work, what)  # which finds out, too, what was wrong
 
+    def cancel(self, work: Work) -> None:
+        """What has not been begun ends at once, what is under way after its present step: the return of a
+        system call is a fence."""
+        with self._lock:
+            tasks = [task for task in self._tasks if task.work is work]
+        for task in tasks:
+            task.help()  # which fails what has not been started: the threads may be busy elsewhere
+
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         self._targets.refresh(old, new)
 

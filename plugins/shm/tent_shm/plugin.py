@@ -7,7 +7,7 @@ from tent_core.transport import Transport, TransportDeclaration
 from tent_core.types import DRAM_TO_DRAM, Capabilities, Reach, TransportType
 from tent_shm.settings import Settings
 
-CAPABILITIES = Capabilities(memory_pairs=DRAM_TO_DRAM, reach=Reach.HOST)
+CAPABILITIES = Capabilities(memory_pairs=DRAM_TO_DRAM, reach=Reach.HOST, cancellation=True)
 """Peers copy by themselves, so the owner checks nothing: a revocation waits for every one of them."""
 
 

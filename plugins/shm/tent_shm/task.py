@@ -26,6 +26,10 @@ class DeadlinePassed(TransportError):
     """The deadline of the work passed before all of it had moved."""
 
 
+class Canceled(TransportError):
+    """Nobody wants the rest of the work any more."""
+
+
 class Share(NamedTuple):
     """The bytes [start, stop) of a stream: what one thread takes."""
 
@@ -51,7 +55,7 @@ class Task:
         done: Callable[[Task], None],
     ) -> None:
         self.plan = plan
-        self._work = work
+        self.work = work
         self._check = check
         self._done = done
         self._shares = deque(
@@ -80,7 +84,9 @@ class Task:
 
     def _give_up(self) -> Exception | None:
         cause = self._check()
-        if cause is None and time.monotonic() > self._work.deadline:
+        if cause is None and self.work.cancelled:
+            return Canceled("it was cancelled before it ended")
+        if cause is None and time.monotonic() > self.work.deadline:
             cause = DeadlinePassed("the deadline passed")
         return cause
 
@@ -109,7 +115,7 @@ class Task:
         self._done(self)
         if cause is not None:
             self._gaps = {id(s): [Gap(0, s.total, cause)] for s in self.plan.streams}
-        report(self._work, [(s, self._gaps[id(s)]) for s in self.plan.streams])
+        report(self.work, [(s, self._gaps[id(s)]) for s in self.plan.streams])
 
 
 def end_of_fault(stream: Stream, position: int, stop: int, error: OSError) -> int:
@@ -148,10 +154,15 @@ def report(work: Work, moves: Iterable[tuple[Stream, list[Gap]]]) -> None:
     for start, stop, value in runs(failed):
         if value >= 0:
             cause = causes[value]
-            status = Status.TIMEOUT if isinstance(cause, DeadlinePassed) else Status.FAILED
-            work.fail(cause, start, stop, moved=moved[start:stop], status=status)
+            work.fail(cause, start, stop, moved=moved[start:stop], status=_status(cause))
         elif value != _OTHERS:
             work.complete(start, stop)
+
+
+def _status(cause: Exception) -> Status:
+    if isinstance(cause, Canceled):
+        return Status.CANCELED
+    return Status.TIMEOUT if isinstance(cause, DeadlinePassed) else Status.FAILED
 
 
 def _complete(work: Work, parts: list[NDArray[np.intp] | None]) -> None:

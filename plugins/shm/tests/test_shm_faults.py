@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 import shm_owners as owners
-from shm_harness import Pair, Row, pair
+from shm_harness import Pair, Row, pair, requests
 
 from tent_core.errors import PeerDeparted, TransportError
 from tent_core.types import Opcode, Status
+from tent_core.work import Work
 from tent_shm import stream, syscalls, task
 
 MIB, PAGE = owners.MIB, owners.PAGE
@@ -135,6 +137,48 @@ def test_a_passed_deadline_ends_what_has_not_moved_as_timeout(
         assert work.status.tolist() == [Status.TIMEOUT, Status.TIMEOUT]
         assert work.moved.tolist() == [3 << 16, 0]
         assert "deadline" in str(work.cause_of(0))
+
+
+@pytest.mark.parametrize("may_block", [True, False])
+def test_what_is_cancelled_ends_after_the_step_that_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, may_block: bool
+) -> None:
+    """Steps of 64 KiB, and nobody wants the rest after the second: nothing is written there later."""
+    steps: list[int] = []
+    real = stream.Stream.step
+    monkeypatch.setattr(stream, "STEP_BYTES", 1 << 16)
+    asked = threading.Event()
+    cancelled = threading.Event()
+
+    def step(self: stream.Stream, start: int, stop: int) -> int:
+        steps.append(start)
+        if len(steps) == 2:
+            asked.set()
+            assert cancelled.wait(10)
+        return real(self, start, min(stop, start + (1 << 16)))
+
+    with pair(owners.allocated_and_registered) as made:
+        monkeypatch.setattr(stream.Stream, "step", step)
+        what = requests(
+            made.node,
+            made.owner.peer,
+            Opcode.WRITE,
+            [(0, 0, 1, 0, 200_000), (0, 200_000, 1, 200_000, 500_000)],
+        )
+        ended = threading.Event()
+        work = Work(what, lambda _: ended.set(), may_block=may_block)
+        thread = threading.Thread(target=made.endpoint.submit, args=[work], daemon=True)
+        thread.start()
+        assert asked.wait(10)
+        work.cancelled = True
+        made.endpoint.cancel(work)
+        cancelled.set()
+        assert ended.wait(10)
+        thread.join(10)
+        assert work.status.tolist() == [Status.CANCELED, Status.CANCELED]
+        assert work.moved.tolist() == [2 << 16, 0]
+        assert len(steps) == 2
+        assert not work.unfenced
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tent_core.errors import (
     UsageError,
 )
 from tent_core.transport import Peer
-from tent_core.types import Opcode, Status
+from tent_core.types import Opcode, Priority, Status
 from tent_core.work import Work
 from tent_tcp.messages import Message, messages_of, split
 from tent_tcp.protocol import Verdict
@@ -33,6 +33,8 @@ given last is called once, in any thread: with "", or with why the peer has not 
 
 TURN_S = 2e-3
 """How long one work may keep a thread that carries many."""
+LOW_TURN_S = 0.5e-3
+"""The same for work of low priority."""
 
 _MISTAKES: dict[Verdict, type[UsageError]] = {
     Verdict.UNKNOWN_BUFFER: StaleHandle,
@@ -152,19 +154,21 @@ class Carriage:
             else:
                 return
 
-    def advance(self, spin_s: float) -> bool:
+    def advance(self, spin_s: float, keep_gil: bool) -> bool:
         """Go on as far as it goes without waiting; whether any byte moved. Raises StreamFailed.
 
-        It looks again for up to `spin_s` seconds after the last byte moved, and for at most TURN_S together.
+        It looks again for up to `spin_s` seconds after the last byte moved, and for at most a turn together.
+        For `keep_gil` see `Stream.push`.
         """
+        turn_s = LOW_TURN_S if self.work.priority is Priority.LOW else TURN_S
         progress = False
         began = now = time.monotonic()
         until = now + spin_s
         while True:
             while self.post_next():
                 pass
-            moved = self.stream.push()
-            outcome, received = self.stream.pull()
+            moved = self.stream.push(keep_gil)
+            outcome, received = self.stream.pull(keep_gil)
             if outcome is not None:
                 self.settle(outcome)
                 if self.finished:
@@ -172,7 +176,7 @@ class Carriage:
             now = time.monotonic()
             if moved or received:
                 progress, until = True, now + spin_s
-            if now >= until or now - began > TURN_S:
+            if now >= until or now - began > turn_s:
                 return progress
 
     def _peek(self) -> Message | None:

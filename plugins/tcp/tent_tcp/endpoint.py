@@ -11,7 +11,7 @@ from tent_core import address
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
-from tent_core.types import Status
+from tent_core.types import Priority, Status
 from tent_core.work import Work
 from tent_tcp.carriage import CANCELED, Carriage
 from tent_tcp.dialing import Dialing, Target, dial
@@ -59,7 +59,10 @@ class TcpEndpoint(Endpoint):
 
         try:
             stream = self.pool.take(
-                work.deadline, lambda: self._dial(work.deadline, interrupted), interrupted
+                work.deadline,
+                lambda: self._dial(work.deadline, interrupted),
+                interrupted,
+                bulk=work.priority is Priority.LOW,
             )
         except StreamFailed as cause:
             self.suspect(cause)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tent_core.errors import TransportError
-from tent_core.types import Status
+from tent_core.types import Priority, Status
 from tent_core.work import Work
 from tent_tcp.carriage import CANCELED, Carriage, status_of
 from tent_tcp.dialing import Dialing
@@ -81,7 +81,8 @@ class Mover:
         return True
 
     def _resume(self, endpoint: TcpEndpoint) -> None:
-        queue = self._queues.pop(endpoint, deque())
+        waiting = self._queues.pop(endpoint, deque())
+        queue = deque(sorted(waiting, key=lambda journey: journey.priority))
         while queue:
             journey = queue.popleft()
             if not journey.over and not self._begin(journey):
@@ -120,6 +121,7 @@ class _Journey:
 
     def __init__(self, mover: Mover, endpoint: TcpEndpoint, work: Work) -> None:
         self.endpoint = endpoint
+        self.priority = work.priority
         self._mover = mover
         self._reactor = mover.reactor
         self._work = work
@@ -132,7 +134,7 @@ class _Journey:
     def begin(self) -> None:
         """Take a stream, or make one. Raises AllInUse."""
         try:
-            stream = self.endpoint.pool.take_now()
+            stream = self.endpoint.pool.take_now(self._work.priority is Priority.LOW)
             if stream is not None:
                 self._carry(stream)
                 return
@@ -207,7 +209,8 @@ class _Journey:
         assert carriage is not None
         try:
             gil = self._mover.gil
-            if carriage.advance(gil.spin_s(gil.contended())):
+            crowded = gil.contended()
+            if carriage.advance(gil.spin_s(crowded), crowded):
                 self._progress = time.monotonic()
         except StreamFailed as cause:
             self.fail(cause)

@@ -19,6 +19,8 @@ class AllInUse(Exception):
 class Pool:
     """At most `limit` streams, made by whoever needs one. Thread-safe.
 
+    What is called bulk leaves one of them to others, if there are two.
+
     A stream that was taken is given back or discarded by its user, who alone closes it. `on_free` is called,
     in the thread that gave something back, once after each AllInUse.
     """
@@ -29,6 +31,7 @@ class Pool:
         self._changed = threading.Condition()
         self._idle: list[Stream] = []
         self._busy: set[Stream] = set()
+        self._bulk_limit = max(1, limit - 1)
         self._making = 0
         self._wanted = False
         self._epoch = 0
@@ -43,12 +46,13 @@ class Pool:
         deadline: float,
         make: Callable[[], Stream],
         interrupted: Callable[[], StreamFailed | None],
+        bulk: bool = False,
     ) -> Stream:
         """A stream, made with `make` if none is idle and there is room. `interrupted` is asked at every tick
         why to give up. Raises StreamFailed."""
         while True:
             with self._changed:
-                while self.closed is None and not self._available():
+                while self.closed is None and not self._available(bulk):
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise DeadlinePassed(
@@ -70,11 +74,11 @@ class Pool:
             if not self._is_stale(stream):
                 return stream
 
-    def take_now(self) -> Stream | None:
+    def take_now(self, bulk: bool = False) -> Stream | None:
         """A stream, or None: make one, and say `made` or `not_made`. Raises AllInUse, StreamFailed."""
         while True:
             with self._changed:
-                if self.closed is None and not self._available():
+                if self.closed is None and not self._available(bulk):
                     self._wanted = True
                     raise AllInUse
                 stream = self._lend()
@@ -144,8 +148,8 @@ class Pool:
         for stream in busy:
             stream.interrupt()
 
-    def _available(self) -> bool:
-        return bool(self._idle) or len(self._busy) + self._making < self._limit
+    def _available(self, bulk: bool) -> bool:
+        return len(self._busy) + self._making < (self._bulk_limit if bulk else self._limit)
 
     def _lend(self) -> Stream | None:
         if self.closed is not None:
@@ -159,7 +163,7 @@ class Pool:
 
     def _freed(self) -> bool:
         """Tell who waits; whether `on_free` is due."""
-        self._changed.notify()
+        self._changed.notify_all()  # not every one of them may have what is free
         wanted, self._wanted = self._wanted, False
         return wanted
 

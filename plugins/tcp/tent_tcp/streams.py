@@ -142,15 +142,20 @@ class Stream:
         """How many of the last posted messages no byte has been sent of."""
         return sum(vector.left == size for vector, size in self._outgoing)
 
-    def push(self) -> bool:
-        """Send a while what can be sent without waiting; whether anything moved. Raises StreamFailed."""
+    def push(self, keep_gil: bool = True) -> bool:
+        """Send a while what can be sent without waiting; whether anything moved. Raises StreamFailed.
+
+        Without `keep_gil` what is long gives it up in each call: a thread that waits for it has it then after
+        one call, of some tens of microseconds, and not after a switch interval (5 ms).
+        """
         moved = False
         try:
             for _ in range(_CALLS):
                 if not self._outgoing:
                     break
                 vector = self._outgoing[0][0]
-                sent = vector.send(self.descriptor, NOW, HOLDING, BOUND)
+                calls = HOLDING if keep_gil or vector.left <= _SHORT else RELEASING
+                sent = vector.send(self.descriptor, NOW, calls, BOUND)
                 if sent == WOULD_BLOCK:
                     break
                 moved = True
@@ -186,13 +191,16 @@ class Stream:
                 progress, until = now, now + patience.spin_s
                 self._count(moved)
 
-    def pull(self) -> tuple[Outcome | None, bool]:
-        """The next answer if it is there, and whether any byte came. Never waits. Raises StreamFailed."""
+    def pull(self, keep_gil: bool = True) -> tuple[Outcome | None, bool]:
+        """The next answer if it is there, and whether any byte came. Never waits. Raises StreamFailed.
+
+        For `keep_gil` see `push`."""
         moved = False
         try:
             for _ in range(_CALLS):
                 part = self._incoming
-                received = part.receive(self.descriptor, NOW, HOLDING, BOUND)
+                calls = HOLDING if keep_gil or part.left <= _SHORT else RELEASING
+                received = part.receive(self.descriptor, NOW, calls, BOUND)
                 if received == WOULD_BLOCK:
                     break
                 moved = True

@@ -47,6 +47,10 @@ class Proxy:
         for thread in self._threads[1:]:
             thread.join(10)
 
+    def let_go_on(self) -> None:
+        """Pass on what was held, and all that still comes."""
+        self._go.set()
+
     def cut(self) -> None:
         """Close every stream on the initiator's side alone."""
         for end in self._ends[::2]:
@@ -90,8 +94,18 @@ class Proxy:
 
     def _forth(self, near: socket.socket, far: socket.socket) -> None:
         left, held = self._allowed, bytearray()
+        near.settimeout(0.02)
         with suppress(OSError):
-            while data := near.recv(_PIECE):
+            while True:
+                try:
+                    data = near.recv(_PIECE)
+                except TimeoutError:
+                    if self._go.is_set() and held:
+                        far.sendall(held)
+                        held = bytearray()
+                    continue
+                if not data:
+                    break
                 if not self._go.is_set():
                     now, later = data[:left], data[left:]
                     left -= len(now)

@@ -16,7 +16,7 @@ from tent_core.errors import TransportError
 from tent_core.testing import wait_until
 from tent_core.testing.harness import Row, requests
 from tent_core.transport import Endpoint
-from tent_core.types import Opcode, Status
+from tent_core.types import Opcode, Priority, Status
 from tent_core.work import Work
 from tent_tcp.protocol import STOPPED, pack_fence
 
@@ -41,6 +41,7 @@ class Attempt:
         waiting: bool,
         seconds: float = 20.0,
         expires: float = 20.0,
+        priority: Priority = Priority.MEDIUM,
     ) -> None:
         self._ended = threading.Event()
         now = time.monotonic()
@@ -50,10 +51,17 @@ class Attempt:
             may_block=waiting,
             deadline=now + seconds,
             expires=now + expires,
+            priority=priority,
         )
         self._endpoint = endpoint
-        self._thread = threading.Thread(target=endpoint.submit, args=[self.work], daemon=True)
+        self._thread = threading.Thread(target=self._submit, daemon=True)
         self._thread.start()
+
+    def _submit(self) -> None:
+        try:
+            self._endpoint.submit(self.work)
+        except TransportError as error:  # as the engine does
+            self.work.refuse(error)
 
     def cancel(self) -> None:
         self.work.cancelled = True

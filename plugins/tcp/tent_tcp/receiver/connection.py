@@ -38,8 +38,9 @@ from tent_tcp.syscalls import HOLDING, MORE, NOW, last_error, would_block
 from tent_tcp.tuning import tune_for_one_machine
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
 
-TURN_BYTES = 1 << 20
-"""About what one stream moves before the others have their turn."""
+TURN_BYTES = 256 << 10
+"""About what one stream moves before the others have their turn: what a small request waits for, for each
+stream with bulk."""
 
 _MESSAGE_COST = 32 << 10
 """What a message counts for beside its bytes: they take about the same time."""
