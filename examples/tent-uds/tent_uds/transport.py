@@ -31,9 +31,9 @@ CONNECT_S, CALL_S = 10.0, 5.0
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def socket_name(token: bytes) -> bytes:
+def socket_name(token: bytes) -> str:
     """An abstract name: it begins with a zero byte."""
-    return b"\0tent-uds-" + token.hex().encode()
+    return f"\0tent-uds-{token.hex()}"
 
 
 def network_namespace() -> int:
@@ -130,7 +130,7 @@ class UdsTransport(Transport):
 class UdsEndpoint(Endpoint):
     """One stream to one peer, made at the first work and anew after a failure; works take turns on it."""
 
-    def __init__(self, transport: UdsTransport, peer: Peer, name: bytes, hello: bytes) -> None:
+    def __init__(self, transport: UdsTransport, peer: Peer, name: str, hello: bytes) -> None:
         self._transport, self._peer = transport, peer
         self._name, self._hello = name, hello
         self._turn = asyncio.Lock()
