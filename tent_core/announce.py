@@ -136,7 +136,7 @@ class Announcement:
         """The last request of the batch was settled, in whatever thread."""
         batch = self._batch
         if batch.failures:
-            self._announcer.tell_failure(self._peer, self._note, batch.explain_failures())
+            self._announcer.tell_failure(self._peer, self._note, batch.explain_failures(most=1))
             batch.announced(None)
             return
         self._outcome.add_done_callback(self._finish)

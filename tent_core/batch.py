@@ -317,13 +317,16 @@ class Batch:
         with self._lock:
             return tuple(self._failures)
 
-    def explain_failures(self) -> str:
-        """How many requests failed and, for each kind of failure, the first request and every attempt."""
-        lines = []
+    def explain_failures(self, most: int | None = None) -> str:
+        """How many requests failed and, for each kind of failure (the first `most` of them), the first
+        request and every attempt."""
+        lines: list[str] = []
         count = 0
         for failed in self.failures:
             rows = range(len(self)) if failed.rows is None else failed.rows
             count += len(rows)
+            if most is not None and len(lines) == most:
+                continue
             tried = "; ".join(
                 f"{t.transport} after {t.seconds:.3f} s: {t.cause}" for t in failed.tries
             )

@@ -304,6 +304,10 @@ class Carry:
             and lacks_resources(work.causes[0].cause)
         )
 
+    def _count(self, name: str, work: Work, failed: int) -> None:
+        n = self._sink.requests(self._rows)
+        self._dispatcher.count(self._peer, name, work, n, failed, self._began)
+
     def _finished(self, work: Work) -> None:
         """The last request of `work` was reported, in any thread."""
         if self._submitting == threading.get_ident() and self._work is work:
@@ -417,13 +421,13 @@ class Carry:
             self._phase = Phase.ENDED
             if self._traffic.troubled:
                 self._traffic.succeeded(name)
-            self._dispatcher.count(self._peer, name, work, self._sink.requests(self._rows), 0)
+            self._count(name, work, 0)
             self._sink.settle(self._rows, work.status, work.moved, name)
             return False
         self._name = ""
         done = np.flatnonzero(work.status == Status.COMPLETED)
         undone = self._sink.requests(self._at(np.flatnonzero(work.status != Status.COMPLETED)))
-        self._dispatcher.count(self._peer, name, work, self._sink.requests(self._rows), undone)
+        self._count(name, work, undone)
         if len(done):
             self._sink.settle(self._at(done), Status.COMPLETED, work.moved[done], name)
         moving = []

@@ -36,7 +36,7 @@ class Staged(Protocol):
 Overrule = Callable[[LivePeer, Group], tuple[str, ...]]
 Stage = Callable[[Sink, Rows, Requests, LivePeer, Selection, Options, float], Staged]
 Relieve = Callable[[LivePeer], bool]
-Observe = Callable[[LivePeer, str, int, int, int], None]
+Observe = Callable[[LivePeer, str, int, int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +310,11 @@ class Dispatcher:
 
         carry.watched(work, self.alarm.at(self.now() + stall_s, look))
 
-    def count(self, peer: LivePeer, name: str, work: Work, n: int, failed: int) -> None:
+    def count(
+        self, peer: LivePeer, name: str, work: Work, n: int, failed: int, began: float
+    ) -> None:
         """Account a finished sub-batch of `n` requests, log the first of a peer and the failures, tell
-        observers."""
+        observers. `began` is when the attempt did."""
         moved = work.requests.total if not work.causes else int(work.moved.sum())
         cause = work.causes[0].cause if work.causes else None
         kind = type(cause).__name__ if cause is not None else None
@@ -330,4 +332,4 @@ class Dispatcher:
                 cause=str(cause),
             )
         if self.observe is not None:
-            self.observe(peer, name, n, moved, failed)
+            self.observe(peer, name, n, moved, failed, self.now() - began)

@@ -416,7 +416,9 @@ class Engine:
         )
         return names if answer is None else tuple(n for n in answer if n in names)
 
-    def _observe(self, peer: LivePeer, name: str, tasks: int, moved: int, failed: int) -> None:
+    def _observe(
+        self, peer: LivePeer, name: str, tasks: int, moved: int, failed: int, seconds: float
+    ) -> None:
         self._hooks.fire(
             "tent_transfers_finished",
             engine=self,
@@ -425,6 +427,7 @@ class Engine:
             tasks=tasks,
             bytes_moved=moved,
             failed=failed,
+            seconds=seconds,
         )
 
     # ---------------------------------------------------------------- numbers

@@ -252,7 +252,8 @@ class NotificationSettings(Section):
     queue: int = Field(4096, ge=1)
     """The most notifications that wait at the receiver; senders wait beyond it."""
     timeout_s: Seconds = Field(10.0, gt=0)
-    """How long a notification may take until the receiver's engine has it."""
+    """How long a notification may take until the receiver's engine has it; one about a batch has the time of
+    the batch."""
 
 
 class TransferSettings(Section):

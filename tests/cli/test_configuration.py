@@ -37,6 +37,29 @@ def test_plugins_lists_what_is_installed(run: Any) -> None:
     assert "yes" in table
 
 
+def test_plugins_shows_what_each_transport_claims_and_for_which_contract(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tent_mock
+    from tent_core import plugins
+    from tent_core.types import Retained
+
+    able = tent_mock.declare(
+        "able",
+        1001,
+        cancellation=True,
+        qp_pools=True,
+        largest_request=1 << 30,
+        retained_per_peer=Retained("a key"),
+    )
+    monkeypatch.setattr(plugins, "discover", lambda: plugins.Registry.of(able))
+    monkeypatch.setenv("COLUMNS", "250")
+    table = run("plugins").stdout
+    assert f" {'.'.join(map(str, able.api_version))} " in table
+    assert "dram-dram, owner checked, cancellation, qp pools, at most 1 GiB a request" in table
+    assert "keeps of each departed peer: a key" in table
+
+
 def test_plugins_shows_why_one_is_not_usable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tent_core import plugins
 
