@@ -101,6 +101,7 @@ class Admission:
         self.tasks = 0
         self.waiting = 0
         """How many wait."""
+        self.waiting_bytes = 0
 
     def enter(self, ticket: Ticket, now: float) -> bool:
         """Whether it may start now; otherwise it waits, and is answered by a later `leave` or `due`."""
@@ -109,6 +110,7 @@ class Admission:
             return True
         self._add(ticket, ticket.priority, now)
         self.waiting += 1
+        self.waiting_bytes += ticket.bytes
         if ticket.deadline < float("inf"):
             self._expect(ticket)
         return False
@@ -125,8 +127,7 @@ class Admission:
         """It does not wait any more; False if it does not wait."""
         if ticket.queue is None:
             return False
-        ticket.queue = None
-        self.waiting -= 1
+        self._waits_no_more(ticket)
         return True
 
     def due(self, now: float) -> list[Ticket]:
@@ -138,8 +139,7 @@ class Admission:
             while (ticket := queue.first()) is not None:
                 if not self._fits(ticket, queue.priority):
                     return admitted  # all behind it wait for it, or it would never go
-                ticket.queue = None
-                self.waiting -= 1
+                self._waits_no_more(ticket)
                 self._take(ticket)
                 admitted.append(ticket)
         return admitted
@@ -192,6 +192,11 @@ class Admission:
                 and self.tasks + ticket.tasks <= limit.tasks
             )
         )
+
+    def _waits_no_more(self, ticket: Ticket) -> None:
+        ticket.queue = None
+        self.waiting -= 1
+        self.waiting_bytes -= ticket.bytes
 
     def _take(self, ticket: Ticket) -> None:
         ticket.admitted = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,8 @@ class Announcer:
     """The notifications about batches of one engine that are under way. Thread-safe; its lock is a leaf.
 
     Nothing here waits: it is called by whoever settles the last request of a batch, a transport's thread as a
-    rule. What has to be waited for is done by the control thread, the integrity thread, and `later`.
+    rule. What has to be waited for is done by the control thread, the integrity thread, and `patiently`,
+    which runs a call that may take its time; `now` is the clock that deadlines are on.
     """
 
     def __init__(
@@ -41,12 +41,14 @@ class Announcer:
         integrity: Integrity,
         timeout_s: float,
         call_timeout_s: float,
-        later: Callable[[Callable[[], None]], None],
+        now: Callable[[], float],
+        patiently: Callable[[Callable[[], None]], None],
         log: Any,
     ) -> None:
         self._timeout_s = timeout_s
         self._call_timeout_s = call_timeout_s
-        self._later = later
+        self._patiently = patiently
+        self.now = now
         self._log = RateLimited(log)
         self._lock = threading.Lock()
         self._pending: set[Announcement] = set()
@@ -59,16 +61,15 @@ class Announcer:
         """Have the end of `batch` announced to `peer`, by `deadline` on the monotonic clock."""
         batch.follow(Announcement(self, batch, peer, note, sums, deadline))
 
-    def tell_failure(self, peer: LivePeer, note: Note, reason: str, *, wake: bool) -> None:
+    def tell_failure(self, peer: LivePeer, note: Note, reason: str) -> None:
         """Tell the peer that what `note` was to announce will not come. Nobody waits for the outcome.
 
-        A peer that is not connected is told if `wake`: whoever waits there must not wait for ever."""
+        A peer that is not connected is woken: whoever waits there must not wait for ever."""
         with contextlib.suppress(PeerDeparted):
             if peer.try_begin():
                 self._tell(peer, note, reason)
-            elif wake:
-                with contextlib.suppress(ClosedError):
-                    self._later(lambda: self._wake_and_tell(peer, note, reason))
+            else:
+                self._patiently(lambda: self._wake_and_tell(peer, note, reason))
 
     def close(self) -> None:
         """The engine has said goodbye: what has not been acknowledged is unknown, and stays so."""
@@ -135,9 +136,7 @@ class Announcement:
         """The last request of the batch was settled, in whatever thread."""
         batch = self._batch
         if batch.failures:
-            self._announcer.tell_failure(
-                self._peer, self._note, batch.explain_failures(), wake=False
-            )
+            self._announcer.tell_failure(self._peer, self._note, batch.explain_failures(most=1))
             batch.announced(None)
             return
         self._outcome.add_done_callback(self._finish)
@@ -176,7 +175,7 @@ class Announcement:
         if self._outcome.done():
             return
         note = self._note
-        within = max(self._deadline - time.monotonic(), LEAST_S)
+        within = max(self._deadline - self._announcer.now(), LEAST_S)
         sent = self._peer.connection.announce(note.name, note.payload, within, checksums=checksums)
         self._outcome.add_done_callback(lambda _: sent.cancel())
         sent.add_done_callback(self._sent)

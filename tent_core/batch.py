@@ -97,6 +97,8 @@ class Batch:
     `status` is uint8 (n,) of `Status`, `moved` uint64 (n,) in bytes; read them once `done`, before that
     they are a view of what is known. Thread-safe. It always ends: with a terminal status per request.
     One with a notification ends when the peer's engine has acknowledged it; `notify_error` says why not.
+    `feasible` says, for one that was given a timeout or a deadline, whether it could be expected to be done
+    by then when it was submitted, by the pace of its transport; None where that is not known.
     """
 
     __slots__ = (
@@ -114,6 +116,7 @@ class Batch:
         "_what",
         "carried",
         "done",
+        "feasible",
         "moved",
         "notify_error",
         "status",
@@ -124,6 +127,7 @@ class Batch:
         self.moved = np.zeros(n, np.uint64)
         self.carried: Counter[str] = Counter()
         self.done = False
+        self.feasible: bool | None = None
         self.notify_error: TentError | None = None
         self._what = what
         self._marks: Sequence[Mark] = ()
@@ -194,25 +198,37 @@ class Batch:
         moved: NDArray[np.uint64] | None,
         transport: str,
     ) -> None:
-        """Record the terminal statuses of `rows`; the batch ends with its last row."""
+        """Record the terminal statuses of `rows`; the batch ends with its last row. No `transport`: what
+        carried them has been credited."""
         where = slice(None) if rows is None else rows
         with self._lock:
             self.status[where] = status
             if moved is not None:
                 self.moved[where] = moved
-                self.carried[transport] += int(moved.sum())
+                if transport:
+                    self.carried[transport] += int(moved.sum())
             self._left -= len(self.status) if rows is None else len(rows)
             ended = self._left == 0
         if ended:
             self._data_ended()
 
     def settle_failed(
-        self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
+        self,
+        rows: Rows,
+        status: Status,
+        moved: NDArray[np.uint64] | None,
+        tries: tuple[Try, ...],
+        credited: bool = False,
     ) -> None:
-        """Record that `rows` failed for good, and why."""
+        """Record that `rows` failed for good, and why; `credited`: what has moved is accounted for."""
         with self._lock:
             self._failures.append(Failed(rows, tries))
-        self.settle(rows, status, moved, tries[-1].transport if tries else "")
+        self.settle(rows, status, moved, "" if credited or not tries else tries[-1].transport)
+
+    def credit(self, transport: str, moved: int) -> None:
+        """`transport` has carried so many bytes of requests that may not have ended yet."""
+        with self._lock:
+            self.carried[transport] += moved
 
     def _data_ended(self) -> None:
         if self._follower is None:
@@ -301,13 +317,16 @@ class Batch:
         with self._lock:
             return tuple(self._failures)
 
-    def explain_failures(self) -> str:
-        """How many requests failed and, for each kind of failure, the first request and every attempt."""
-        lines = []
+    def explain_failures(self, most: int | None = None) -> str:
+        """How many requests failed and, for each kind of failure (the first `most` of them), the first
+        request and every attempt."""
+        lines: list[str] = []
         count = 0
         for failed in self.failures:
             rows = range(len(self)) if failed.rows is None else failed.rows
             count += len(rows)
+            if most is not None and len(lines) == most:
+                continue
             tried = "; ".join(
                 f"{t.transport} after {t.seconds:.3f} s: {t.cause}" for t in failed.tries
             )

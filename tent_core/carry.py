@@ -22,6 +22,7 @@ from tent_core.errors import (
 )
 from tent_core.failover import judge
 from tent_core.once import Once
+from tent_core.pace import BULK
 from tent_core.reshape import Sink
 from tent_core.scarcity import lacks_resources
 from tent_core.types import Capabilities, Status
@@ -70,6 +71,7 @@ class Carry:
         "_may_block",
         "_name",
         "_options",
+        "_paced",
         "_peer",
         "_phase",
         "_relieved",
@@ -115,6 +117,8 @@ class Carry:
         self._tries: tuple[Try, ...] = ()
         self._name = ""
         self._began = 0.0
+        self._paced = 0
+        """Bytes of the attempt, if it is counted for the pace of its transport."""
         self._submitting = 0
         self._inline: Work | None = None
         self._phase = Phase.READY
@@ -194,6 +198,8 @@ class Carry:
         if endpoint is None and not self._may_block:
             self._connect(until)
             return None
+        if self._traffic.pacing and endpoint is not None and not self._paced:
+            self._pace()
         self._work = work
         self._phase = Phase.RUNNING
         self._submitting = threading.get_ident()
@@ -224,6 +230,12 @@ class Carry:
             if self._cancelled:  # by somebody who came before the transport knew the work
                 self._stop_attempt(work, name)
         return None
+
+    def _pace(self) -> None:
+        size = self._requests.total
+        if size >= BULK:
+            self._paced = size
+            self._traffic.began(self._name, size)
 
     def _connect(self, until: float) -> None:
         """Have the endpoint made, and go on when it is, at a time-out, or when nobody wants it any more: this
@@ -288,6 +300,10 @@ class Carry:
             and not work.unfenced
             and lacks_resources(work.causes[0].cause)
         )
+
+    def _count(self, name: str, work: Work, failed: int) -> None:
+        n = self._sink.requests(self._rows)
+        self._dispatcher.count(self._peer, name, work, n, failed, self._began)
 
     def _finished(self, work: Work) -> None:
         """The last request of `work` was reported, in any thread."""
@@ -368,19 +384,23 @@ class Carry:
         # The work knows this object, so that to keep it would leave both to the garbage collector.
         self._work = self._inline = None
         name = self._name
+        if self._paced:
+            size, self._paced = self._paced, 0
+            moved = int(work.moved.sum()) if work.causes else size
+            self._traffic.ended(name, size, moved, self._began)
         if self._ticket is not None:
             self._leave()
         if not work.causes:
             self._phase = Phase.ENDED
             if self._traffic.troubled:
                 self._traffic.succeeded(name)
-            self._dispatcher.count(self._peer, name, work, self._sink.requests(self._rows), 0)
+            self._count(name, work, 0)
             self._sink.settle(self._rows, work.status, work.moved, name)
             return False
         self._name = ""
         done = np.flatnonzero(work.status == Status.COMPLETED)
         undone = self._sink.requests(self._at(np.flatnonzero(work.status != Status.COMPLETED)))
-        self._dispatcher.count(self._peer, name, work, self._sink.requests(self._rows), undone)
+        self._count(name, work, undone)
         if len(done):
             self._sink.settle(self._at(done), Status.COMPLETED, work.moved[done], name)
         moving = []

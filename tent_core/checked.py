@@ -142,9 +142,16 @@ class Checked:
         except BaseException:
             self.peer.end()
             raise
+        dispatcher = self.engine.dispatcher
+        if options.timeout is not None or options.deadline is not None:
+            deadlines = dispatcher.stats.deadlines
+            marks.append(deadlines.follow(batch, options.priority, deadline, dispatcher.now))
+            batch.feasible = dispatcher.feasible(self.peer, groups, options, deadline)
+            if batch.feasible is False:
+                deadlines.infeasible(options.priority)
         batch.hold((*marks, self.peer))
         if not batch.done:
-            self.engine.dispatcher.start(batch, self.peer, groups, options, deadline, may_block)
+            dispatcher.start(batch, self.peer, groups, options, deadline, may_block)
 
     def _go_later(
         self,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tent_core.admission import Rules
 from tent_core.alarm import Alarm
@@ -15,14 +16,25 @@ from tent_core.errors import ClosedError, TransportError
 from tent_core.log import RateLimited
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
+from tent_core.policy import Selection
 from tent_core.reshape import MergedSink, PartsSink, Sink, merge, part, parts
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
 from tent_core.work import Requests, Work
 
+
+class Staged(Protocol):
+    """Requests that go through host memory, in two hops."""
+
+    def run(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
 Overrule = Callable[[LivePeer, Group], tuple[str, ...]]
+Stage = Callable[[Sink, Rows, Requests, LivePeer, Selection, Options, float], Staged]
 Relieve = Callable[[LivePeer], bool]
-Observe = Callable[[LivePeer, str, int, int, int], None]
+Observe = Callable[[LivePeer, str, int, int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,7 @@ class Dispatcher:
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
         self.relieve: Relieve | None = None
+        self.stage: Stage | None = None
         self._failures = RateLimited(log)
 
     def close(self, timeout: float) -> None:
@@ -163,6 +176,11 @@ class Dispatcher:
             sink: Sink = batch
             if group.merge is not None:
                 sink, rows = MergedSink(batch, rows, group.merge), None
+            if selection.route is not None and self.stage is not None:
+                staged = self.stage(sink, rows, requests, peer, selection, options, deadline)
+                batch.carried_by([staged], self._push)
+                staged.run()
+                continue
             work: Iterable[tuple[Sink, Requests, Rows]] = ((sink, requests, rows),)
             if limited and requests.total > self.slice and not self._schedules_itself(names):
                 work = self._parts(sink, requests, rows)
@@ -201,6 +219,27 @@ class Dispatcher:
         facts = self.planner.facts.get(names[0]) if names else None
         able = facts.capabilities if facts is not None else None
         return able is not None and able.self_scheduling
+
+    def feasible(
+        self, peer: LivePeer, groups: list[Group], options: Options, deadline: float
+    ) -> bool | None:
+        """Whether the groups can be expected to be done by `deadline`, behind what is under way; None where
+        nothing is known of how fast their transports have been."""
+        left = deadline - self.now()
+        if left <= 0.0:
+            return False
+        if peer.traffic.troubled:
+            return None  # which transport will carry it is not known before it is tried
+        sizes: Counter[str] = Counter()
+        for group in groups:
+            if group.selection.candidates:
+                sizes[group.selection.candidates[0]] += group.requests.total
+        in_line = self.limits.get(options.priority) is not None
+        seconds = [peer.traffic.seconds_for(n, s, in_line=in_line) for n, s in sizes.items()]
+        known = [s for s in seconds if s is not None]
+        if known and max(known) > left:
+            return False
+        return True if known and len(known) == len(seconds) else None
 
     def later(self, call: Callable[[], None]) -> None:
         """Run `call` in the progress thread: what must not run in the thread that learned of it."""
@@ -264,9 +303,11 @@ class Dispatcher:
 
         carry.watched(work, self.alarm.at(self.now() + stall_s, look))
 
-    def count(self, peer: LivePeer, name: str, work: Work, n: int, failed: int) -> None:
+    def count(
+        self, peer: LivePeer, name: str, work: Work, n: int, failed: int, began: float
+    ) -> None:
         """Account a finished sub-batch of `n` requests, log the first of a peer and the failures, tell
-        observers."""
+        observers. `began` is when the attempt did."""
         moved = work.requests.total if not work.causes else int(work.moved.sum())
         cause = work.causes[0].cause if work.causes else None
         kind = type(cause).__name__ if cause is not None else None
@@ -284,4 +325,4 @@ class Dispatcher:
                 cause=str(cause),
             )
         if self.observe is not None:
-            self.observe(peer, name, n, moved, failed)
+            self.observe(peer, name, n, moved, failed, self.now() - began)

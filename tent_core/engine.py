@@ -79,6 +79,7 @@ class Engine:
         from tent_core.registry import BufferRegistry
         from tent_core.roster import Roster
         from tent_core.runner import Transports
+        from tent_core.staging import Stager
         from tent_core.traffic import Traffic
 
         self._pid = os.getpid()
@@ -151,9 +152,13 @@ class Engine:
                 self._integrity,
                 self.settings.notifications.timeout_s,
                 self.settings.control.call_timeout_s,
-                self.dispatcher.later,
+                self.dispatcher.now,
+                self.dispatcher.patiently,
                 self._log,
             )
+            staging = self.settings.staging
+            self.stager = Stager(self, staging.buffers, staging.chunk)
+            self.dispatcher.stage = self.stager.stage
             self.dispatcher.relieve = _relief(self.roster, self._control)
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
             self._carriers = Carriers(preferred(self.settings.policy, self._transports))
@@ -386,7 +391,9 @@ class Engine:
         )
         return names if answer is None else tuple(n for n in answer if n in names)
 
-    def _observe(self, peer: LivePeer, name: str, tasks: int, moved: int, failed: int) -> None:
+    def _observe(
+        self, peer: LivePeer, name: str, tasks: int, moved: int, failed: int, seconds: float
+    ) -> None:
         self._hooks.fire(
             "tent_transfers_finished",
             engine=self,
@@ -395,13 +402,15 @@ class Engine:
             tasks=tasks,
             bytes_moved=moved,
             failed=failed,
+            seconds=seconds,
         )
 
     # ---------------------------------------------------------------- numbers
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: `transports` (bytes, tasks, failures, and what each holds), `peers` (the
-        same by transport), `buffers`, `notifications`, `failovers`. Plain values, ready for JSON."""
+        same by transport), `buffers`, `notifications`, `failovers`, `deadlines` (by priority, of transfers
+        that were given one). Plain values, ready for JSON."""
         transports: dict[str, Any] = {
             r.name: {"bytes": 0, "tasks": 0, "failures": 0} for r in self._transports
         }
@@ -421,6 +430,7 @@ class Engine:
             },
             "sessions": len(self._control.sessions()),
             "failovers": self.stats_.failovers,
+            "deadlines": self.stats_.deadlines.as_dict(),
             "notifications": {
                 "waiting": len(self.inbox),
                 "received": self.inbox.received,
@@ -437,10 +447,16 @@ class Engine:
 
         Bounded by about `timeout` seconds (5), also when peers are unreachable. Memory that a peer which
         does not answer could still write to is kept alive for the life of the process, and logged.
-        Idempotent. In a forked child it does nothing: the engine is the parent's.
+        Idempotent. In a forked child it does nothing: the engine is the parent's. Raises UsageError, and
+        closes nothing, in a callback that runs on the control thread.
         """
         if self._pid != os.getpid():
             return
+        if self._control.here and not self._closed:
+            raise UsageError(
+                "close waits, and this is the control thread, for which it would wait: close the engine from "
+                "another thread than that of a callback"
+            )
         with self._lock:
             if self._closed:
                 return

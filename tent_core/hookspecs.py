@@ -83,9 +83,16 @@ def tent_buffer_unregistered(engine: Any, buffer: LocalBuffer) -> None:
 
 @hookspec
 def tent_transfers_finished(
-    engine: Any, peer: PeerKey, transport: str, tasks: int, bytes_moved: int, failed: int
+    engine: Any,
+    peer: PeerKey,
+    transport: str,
+    tasks: int,
+    bytes_moved: int,
+    failed: int,
+    seconds: float,
 ) -> None:
-    """A sub-batch has ended on one transport, for observers: how many tasks, bytes, failures."""
+    """A sub-batch has ended on one transport, for observers: how many tasks, bytes, failures, and how long
+    this attempt took."""
 
 
 @hookspec(firstresult=True)

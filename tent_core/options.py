@@ -17,7 +17,8 @@ class TransferOptions(TypedDict, total=False):
     """Keyword options of every transfer.
 
     - `timeout`: seconds that bound the transfer, not only the wait (default: `transfer.timeout_s`);
-      `deadline`: the same as an absolute time on `time.monotonic()`. The earlier one counts.
+      `deadline`: the same as an absolute time on `time.monotonic()`. The earlier one counts. With either,
+      `Batch.feasible` says at once whether that can be expected, and `Engine.stats` how such transfers do.
     - `priority`, `intent`: may match policy entries; `priority` also says who goes first.
     - `policy`: names an entry; `transport`: a hint for the first try.
     - `attempt_timeout`: seconds that one transport may take before the next candidate is tried, and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,15 @@ from tent_core.batch import Options, Rows
 from tent_core.columns import distinct, subset
 from tent_core.errors import UsageError
 from tent_core.mistakes import nearest
-from tent_core.policy import PolicyEntry, Query, Selection, TransportFacts, select, size_edges
+from tent_core.policy import (
+    PolicyEntry,
+    Query,
+    Selection,
+    TransportFacts,
+    find_route,
+    select,
+    size_edges,
+)
 from tent_core.reshape import Merge
 from tent_core.types import MemoryKind, Reach, memory_kind
 from tent_core.work import Requests
@@ -65,7 +73,7 @@ class Planner:
         """
         self._check_entry(options.policy)
         kind = memory_kind(remote[0])
-        out_of_reach = self._out_of_reach(same_machine, same_process)
+        gone = {**self._out_of_reach(same_machine, same_process), **unreachable}
         selections: list[Selection] = []
         starts: list[int] = []
         for edge in (1, *(e for e in size_edges(self.entries, self.facts) if e > 1)):
@@ -85,13 +93,29 @@ class Planner:
                 self.facts,
                 dict(local[1]),
                 dict(remote[1]),
-                {**out_of_reach, **unreachable},
+                gone,
                 options.transport,
             )
+            if not found.candidates and found.entry is not None:
+                found = self._through_host(found, found.entry, query, local, remote, gone)
             if not selections or found != selections[-1]:
                 selections.append(found)
                 starts.append(edge)
         return Plan(np.array(starts, np.uint64), tuple(selections))
+
+    def _through_host(
+        self,
+        found: Selection,
+        entry: PolicyEntry,
+        query: Query,
+        local: Trait,
+        remote: Trait,
+        gone: Mapping[str, str],
+    ) -> Selection:
+        """The same selection, with the route through host memory if there is one."""
+        offers = dict(local[1]), dict(remote[1])
+        route = find_route(self.entries, entry, query, self.facts, *offers, gone)
+        return found if route is None else replace(found, route=route)
 
     def _check_entry(self, wanted: str | None) -> None:
         names = [entry.name for entry in self.entries]

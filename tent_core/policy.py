@@ -7,12 +7,15 @@ names the transports that are considered, in its order; each is a candidate or i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tent_core.types import Capabilities, Intent, Priority, Reach, memory_kind
+from tent_core.types import Capabilities, Intent, MemoryKind, Priority, Reach, memory_kind
 
 DEFAULT_ORDER = ("shm", "rdma", "mpcomm", "tcp")
 """What is preferred without a policy; other transports follow by name."""
+
+HOST_MEMORY = "cpu:0"
+"""Where data is staged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +80,32 @@ class PassedOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """A way through host memory of this process: `copies` move between the local memory and it, `carriers`
+    between it and the peer; each in order of preference."""
+
+    copies: tuple[str, ...]
+    carriers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        copies, carriers = (" or ".join(names) for names in (self.copies, self.carriers))
+        return f"staged in host memory here, by {copies}; between it and the peer, by {carriers}"
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
-    """The entry that matched (None if none did), its candidates in order, and what was passed over."""
+    """The entry that matched (None if none did), its candidates in order, and what was passed over. Where
+    there is no candidate, there may be a `route` of two."""
 
     entry: PolicyEntry | None
     candidates: tuple[str, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
+    route: Route | None = None
 
     def __str__(self) -> str:
         entry = f"policy entry {self.entry.name!r}" if self.entry else "no policy entry matches"
-        lines = [f"{entry}: {' then '.join(self.candidates) or 'no candidate'}"]
+        way = " then ".join(self.candidates) or str(self.route or "no candidate")
+        lines = [f"{entry}: {way}"]
         return "\n".join([*lines, *(f"not {p.name}: {p.reason}" for p in self.passed_over)])
 
 
@@ -169,6 +188,43 @@ def select(
         else:
             candidates.append(name)
     return Selection(entry, tuple(candidates), tuple(passed_over))
+
+
+def find_route(
+    entries: Sequence[PolicyEntry],
+    entry: PolicyEntry,
+    query: Query,
+    facts: Mapping[str, TransportFacts],
+    local_offers: Mapping[str, int],
+    remote_offers: Mapping[str, int],
+    unreachable: Mapping[str, str],
+) -> Route | None:
+    """How a request that no transport carries alone gets through host memory here, or None.
+
+    The way between that memory and the peer is chosen by the request's own `entry`. The one between it and
+    the local buffer is a request within this process, with the intent STAGING_INTERNAL, that the policy's
+    entries match like any other.
+    """
+    if memory_kind(query.local_memory) is MemoryKind.DRAM:
+        return None
+    host = {
+        name: fact.number
+        for name, fact in facts.items()
+        if fact.capabilities is not None and fact.capabilities.touches(MemoryKind.DRAM)
+    }
+    onward = replace(query, local_memory=HOST_MEMORY, size=1, policy_name=entry.name)
+    carriers = select(entries, onward, facts, host, remote_offers, unreachable).candidates
+    inside = replace(
+        query,
+        segment_type="memory",
+        same_machine=True,
+        remote_memory=HOST_MEMORY,
+        size=1,
+        intent=Intent.STAGING_INTERNAL,
+        policy_name=None,
+    )
+    copies = select(entries, inside, facts, local_offers, host, {}).candidates
+    return Route(copies, carriers) if copies and carriers else None
 
 
 def _matches(entry: PolicyEntry, query: Query) -> bool:

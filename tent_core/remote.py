@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from tent_core.batch import Batch, Options
 from tent_core.checked import Checked, Local, Remote, check_many, check_one
 from tent_core.descriptor import SegmentDescriptor
-from tent_core.errors import ClosedError, RangeError, TentError, UsageError
+from tent_core.errors import ClosedError, RangeError, TentError
 from tent_core.memory import Buffer, BufferSlice
 from tent_core.options import ManyOptions, TransferOptions, read_notify, read_options
 from tent_core.peers import LivePeer
@@ -237,9 +237,7 @@ class Segment:
     def _not_started(self, options: Options, error: TentError) -> None:
         """Nothing was started: who waits for the notification about it has to learn that."""
         if options.note is not None:
-            self._engine.announcer.tell_failure(
-                self._peer, options.note, str(error), wake=isinstance(error, UsageError)
-            )
+            self._engine.announcer.tell_failure(self._peer, options.note, str(error))
 
     def close(self) -> None:
         """Give the handle back. The peer stays connected for a while, so that reopening costs nothing."""

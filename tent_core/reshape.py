@@ -40,8 +40,17 @@ class Sink(Protocol):
     ) -> None: ...
 
     def settle_failed(
-        self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
+        self,
+        rows: Rows,
+        status: Status,
+        moved: NDArray[np.uint64] | None,
+        tries: tuple[Try, ...],
+        credited: bool = False,
     ) -> None: ...
+
+    def credit(self, transport: str, moved: int) -> None:
+        """`transport` has carried so many bytes; who settles then says so: no transport, or `credited`."""
+        ...
 
 
 # -------------------------------------------------------------------- merging
@@ -124,10 +133,18 @@ class MergedSink:
         self._behind.settle(where, each, shares, transport)
 
     def settle_failed(
-        self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
+        self,
+        rows: Rows,
+        status: Status,
+        moved: NDArray[np.uint64] | None,
+        tries: tuple[Try, ...],
+        credited: bool = False,
     ) -> None:
         where, _, shares = self._spread(rows, moved)
-        self._behind.settle_failed(where, status, shares, tries)
+        self._behind.settle_failed(where, status, shares, tries, credited)
+
+    def credit(self, transport: str, moved: int) -> None:
+        self._behind.credit(transport, moved)
 
     def _spread(
         self, rows: Rows, moved: NDArray[np.uint64] | None
@@ -216,6 +233,10 @@ class PartsSink:
         """The sink of pieces [start, stop)."""
         return Part(self, start, stop)
 
+    def credit(self, transport: str, moved: int) -> None:
+        """`transport` has carried so many bytes."""
+        self._behind.credit(transport, moved)
+
     def ending(self, start: int, stop: int) -> int:
         """How many of the batch's requests have their last piece among [start, stop)."""
         owner = self._pieces.request[start:stop]
@@ -231,6 +252,7 @@ class PartsSink:
         self, pieces: Sequence[tuple[int, int]], moved: NDArray[np.uint64], transport: str
     ) -> None:
         """Ranges of pieces have arrived; `moved` are their bytes, in order."""
+        self.credit(transport, int(moved.sum()))
         done: list[tuple[int, int]] = []
         failed: list[tuple[int, int]] = []
         with self._lock:
@@ -243,7 +265,7 @@ class PartsSink:
                 failed += finished.failed
         for start, stop in done:
             self._behind.settle(
-                self._at(start, stop), Status.COMPLETED, self._moved[start:stop], transport
+                self._at(start, stop), Status.COMPLETED, self._moved[start:stop], ""
             )
         self._settle_failed(failed)
 
@@ -255,6 +277,8 @@ class PartsSink:
         tries: tuple[Try, ...],
     ) -> None:
         """Ranges of pieces have not arrived, and never will."""
+        if moved is not None and tries:
+            self.credit(tries[-1].transport, int(moved.sum()))
         over: list[tuple[int, int]] = []
         with self._lock:
             at = 0
@@ -279,6 +303,7 @@ class PartsSink:
                     status,
                     self._moved[request : request + 1],
                     tries,
+                    credited=True,
                 )
 
     def _at(self, start: int, stop: int) -> Indexes:
@@ -313,9 +338,17 @@ class Part:
         self._all.completed(list(self._ranges(rows)), moved, transport)
 
     def settle_failed(
-        self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
+        self,
+        rows: Rows,
+        status: Status,
+        moved: NDArray[np.uint64] | None,
+        tries: tuple[Try, ...],
+        credited: bool = False,
     ) -> None:
         self._all.failed(list(self._ranges(rows)), status, moved, tries)
+
+    def credit(self, transport: str, moved: int) -> None:
+        self._all.credit(transport, moved)
 
     def _ranges(self, rows: Rows) -> Iterator[tuple[int, int]]:
         if rows is None:

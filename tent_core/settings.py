@@ -199,6 +199,12 @@ class SchedulingSettings(Section):
     promotion_timeout_s: Seconds = Field(0.5, gt=0)
     """Who has waited so long moves up by one priority."""
 
+    def turns(self, priority: Priority) -> tuple[int, int, int] | None:
+        """Bytes and tasks that may be under way when something of a priority starts, and the size of its
+        parts; None if it never waits."""
+        limit = (self.high, self.medium, self.low)[priority]
+        return None if limit is None else (limit.bytes, limit.tasks, self.slice)
+
     def admission(self) -> Rules:
         """The same for what lets in and holds back, which knows nothing of YAML."""
         limits = {
@@ -207,6 +213,15 @@ class SchedulingSettings(Section):
             if limit is not None
         }
         return Rules(limits, self.promotion_timeout_s, self.order == "deadline")
+
+
+class StagingSettings(Section):
+    """Memory through which data goes that no transport moves directly."""
+
+    buffers: int = Field(8, ge=2)
+    """How many chunks may be on their way at once, in all; this much memory is taken at the first use."""
+    chunk: Size = Field(1 << 20, ge=8192)
+    """Size of each."""
 
 
 class WaitSettings(Section):
@@ -222,7 +237,8 @@ class NotificationSettings(Section):
     queue: int = Field(4096, ge=1)
     """The most notifications that wait at the receiver; senders wait beyond it."""
     timeout_s: Seconds = Field(10.0, gt=0)
-    """How long a notification may take until the receiver's engine has it."""
+    """How long a notification may take until the receiver's engine has it; one about a batch has the time of
+    the batch."""
 
 
 class TransferSettings(Section):
@@ -325,6 +341,7 @@ class Sections(Section):
     revocation: RevocationSettings = RevocationSettings()
     failover: FailoverSettings = FailoverSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    staging: StagingSettings = StagingSettings()
     wait: WaitSettings = WaitSettings()
     notifications: NotificationSettings = NotificationSettings()
     transfer: TransferSettings = TransferSettings()

@@ -6,6 +6,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tent_core.deadlines import Deadlines
+
 
 @dataclass(slots=True)
 class Counters:
@@ -35,6 +37,7 @@ class Stats:
         self._lock = threading.Lock()
         self._totals: dict[str, Counters] = {}
         self.failovers = 0
+        self.deadlines = Deadlines()
         self.surplus_reports = 0
 
     def count(

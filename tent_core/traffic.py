@@ -9,6 +9,7 @@ from functools import partial
 from tent_core.admission import Admission, Rules, Ticket
 from tent_core.alarm import Alarm
 from tent_core.health import Health, HealthRules
+from tent_core.pace import Pace
 
 
 class Traffic:
@@ -22,6 +23,9 @@ class Traffic:
         self.troubled = False
         """Whether any transport has failed lately: without that there is nothing to order."""
         self._gates: dict[str, Admission] = {}
+        self._paces: dict[str, Pace] = {}
+        self.pacing = False
+        """Whether anybody has asked how long something takes: what nobody asks for is not measured."""
         self._armed: dict[str, float] = {}
         """When the alarm looks after a gate; there is one alarm for each, however many wait."""
 
@@ -48,6 +52,34 @@ class Traffic:
         """Seconds that each paused transport has still to wait."""
         with self._lock:
             return self._health.paused(self._alarm.now())
+
+    # ---------------------------------------------------------------- pace
+
+    def began(self, name: str, size: int) -> None:
+        """`size` bytes were submitted, BULK or more."""
+        with self._lock:
+            pace = self._paces.get(name)
+            if pace is None:
+                pace = self._paces[name] = Pace()
+            pace.began(size)
+
+    def ended(self, name: str, size: int, moved: int, began: float) -> None:
+        """They have ended; `moved` of them arrived since `began`."""
+        with self._lock:
+            self._paces[name].ended(size, moved, began, self._alarm.now())
+
+    def seconds_for(self, name: str, size: int, *, in_line: bool) -> float | None:
+        """How long `size` bytes should take behind those that are under way, and, `in_line`, behind those
+        that wait for room; None while no rate is known."""
+        self.pacing = True
+        with self._lock:
+            pace = self._paces.get(name)
+            rate = pace.rate if pace is not None else None
+            if pace is None or rate is None:
+                return None
+            gate = self._gates.get(name)
+            waiting = gate.waiting_bytes if in_line and gate is not None else 0
+            return (pace.under_way + waiting + size) / rate
 
     # ---------------------------------------------------------------- admission
 

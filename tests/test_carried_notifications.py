@@ -284,3 +284,19 @@ def test_whatever_becomes_of_messages_each_notification_is_taken_once_and_in_ord
             joined.segment.notify(str(i))
         assert joined.taken(10) == [str(i) for i in range(10)]
         assert joined.asked() == 10
+
+
+@pytest.mark.parametrize("trouble", ["fail", "crash", "drop", "refuse", "twice"])
+def test_one_about_a_batch_arrives_once_and_after_its_data_whichever_way_it_goes(
+    joined: Joined, trouble: str
+) -> None:
+    source, target = joined.here.allocate(64), joined.there.allocate(64, name="data")
+    remote = joined.segment.buffer("data")
+    joined.mock().plan(trouble, on="exchange")
+    for value in range(1, 9):
+        source.array[:] = value
+        batch = joined.segment.submit("write", source, [0], remote, [0], 64, notify=str(value))
+        note = joined.there.next_notification(10)
+        assert (note.name, note.ok, set(target.array.tolist())) == (str(value), True, {value})
+        batch.wait(10)
+    assert joined.there.poll_notifications() == []

@@ -45,9 +45,17 @@ class Results:
         self.told[where] += 1
 
     def settle_failed(
-        self, rows: Rows, status: Status, moved: NDArray[np.uint64] | None, tries: tuple[Try, ...]
+        self,
+        rows: Rows,
+        status: Status,
+        moved: NDArray[np.uint64] | None,
+        tries: tuple[Try, ...],
+        credited: bool = False,
     ) -> None:
         self.settle(rows, status, moved, "")
+
+    def credit(self, transport: str, moved: int) -> None:
+        """Not looked at here."""
 
 
 def requests(

@@ -79,8 +79,11 @@ def command(
       tent explain 16MiB --local-memory cuda:0 --intent foreground_get --priority high
 
     \b
-    With --json: {"assumed": text, "answers": [{"from", "below", "entry", "candidates", "passed_over"}, ...]},
-    or "size" instead of "from" and "below" (bytes; below is null for no bound).
+    With --json: {"assumed": text, "answers": [{"from", "below", "entry", "candidates", "passed_over",
+    "route", "attempts", "attempt_timeout_s", "stall_s", "turns"}, ...]}, or "size" instead of "from" and
+    "below" (bytes; below is null for no bound). "route" is null, or the transports that copy to host
+    memory here and those that carry on from it. "turns" is null for what starts at once, or
+    {"bytes", "tasks", "slice"}.
     """
     from tent_core import config as settings
     from tent_core import plugins
@@ -92,13 +95,58 @@ def command(
         None, Priority[priority.upper()], Intent[intent.upper()], _known(policy, found), transport
     )
     plan = _plan(found, registry, options, (local_memory, remote_memory), same_machine)
+    turns = found.scheduling.turns(options.priority)
+    rules = Rules(1 + found.failover.max_attempts, turns)
     answers = list(_by_size(plan, sizes) if sizes else _by_range(plan))
     if as_json:
-        console.emit({"assumed": ASSUMED, "answers": [answer.as_json() for answer in answers]})
+        documents = [{**answer.as_json(), **rules.as_json(answer.selection)} for answer in answers]
+        console.emit({"assumed": ASSUMED, "answers": documents})
         return
     for answer in answers:
-        _show(answer)
+        _show(answer, rules)
     console.note(f"(assumed: {ASSUMED})")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds for a request beside its selection. `turns`: bytes and tasks under way when one starts, and
+    the size of its parts; None for what never waits."""
+
+    most_attempts: int
+    turns: tuple[int, int, int] | None
+
+    def attempts(self, chosen: Selection) -> int:
+        """How many transports are tried at most."""
+        return min(self.most_attempts, len(chosen.candidates))
+
+    def as_json(self, chosen: Selection) -> dict[str, Any]:
+        """As the command prints it."""
+        entry = chosen.entry
+        names = ("bytes", "tasks", "slice")
+        return {
+            "attempts": self.attempts(chosen),
+            "attempt_timeout_s": entry.attempt_s if entry else None,
+            "stall_s": entry.stall_s if entry else None,
+            "turns": dict(zip(names, self.turns, strict=True)) if self.turns else None,
+        }
+
+    def lines(self, chosen: Selection) -> Iterator[str]:
+        """The same for people; nothing for what is not limited."""
+        from tent_core.units import format_size
+
+        entry = chosen.entry
+        if len(chosen.candidates) > self.attempts(chosen):
+            yield f"at most {self.attempts(chosen)} of them are tried"
+        if entry is not None and entry.attempt_s is not None:
+            yield f"each may take {entry.attempt_s:g} s"
+        if entry is not None and entry.stall_s is not None:
+            yield f"each may go {entry.stall_s:g} s without moving a byte, if it says how many it has moved"
+        if self.turns is not None:
+            size, tasks, piece = self.turns
+            yield (
+                f"takes turns: starts when at most {format_size(size)} and {tasks} requests are under way "
+                f"with it, in parts of {format_size(piece)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -132,11 +180,15 @@ class Answer:
         where = (
             {"from": self.start, "below": self.stop} if self.size is None else {"size": self.size}
         )
+        route = chosen.route
         return {
             **where,
             "entry": chosen.entry.name if chosen.entry else None,
             "candidates": list(chosen.candidates),
             "passed_over": [{"transport": p.name, "reason": p.reason} for p in chosen.passed_over],
+            "route": None
+            if route is None
+            else {"copies": list(route.copies), "carriers": list(route.carriers)},
         }
 
 
@@ -205,14 +257,18 @@ def _by_range(plan: Plan) -> Iterator[Answer]:
         yield Answer(selection, start=start, stop=stop)
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: Answer, rules: Rules) -> None:
     chosen = answer.selection
     entry = f"entry {chosen.entry.name!r}" if chosen.entry else "no entry of the policy matches"
     console.say(f"{answer.title}: {entry}")
     for position, name in enumerate(chosen.candidates, 1):
         console.say(f"  {position}. {name}")
-    if not chosen.candidates:
+    if chosen.route is not None:
+        console.say(f"  {chosen.route}")
+    elif not chosen.candidates:
         console.say("  no candidate: such a request fails")
+    for line in rules.lines(chosen):
+        console.say(f"     {line}")
     for passed in chosen.passed_over:
         console.say(f"  -  {passed.name}: {passed.reason}")
     console.say()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,10 +40,11 @@ def command(as_json: bool) -> None:
         console.say("No transport is installed. `pip install tent-shm tent-tcp` gets two.")
         return
     console.table(
-        ("transport", "number", "usable", "reach", "memory", "package", "about"),
+        ("transport", "number", "usable", "reach", "package", "API"),
         [_row(row) for row in report],
         right=("number",),
     )
+    console.facts([fact for row in report for fact in _facts(row)])
 
 
 def _row(row: PluginReport) -> tuple[object, ...]:
@@ -52,10 +54,33 @@ def _row(row: PluginReport) -> tuple[object, ...]:
         "" if row.number is None else row.number,
         "no" if row.reason else "yes",
         "" if able is None else able.reach.name.lower(),
-        "" if able is None else ", ".join(sorted(f"{a}-{b}" for a, b in able.memory_pairs)),
         f"{row.package} {row.version}",
-        row.reason or row.summary,
+        "" if row.api_version is None else ".".join(map(str, row.api_version)),
     )
+
+
+def _facts(row: PluginReport) -> Iterator[tuple[str, str, str]]:
+    """What takes more than a word: what it is, what it claims, and why it cannot be used."""
+    if row.summary:
+        yield row.name, "is", row.summary
+    if row.capabilities is not None:
+        yield row.name, "can", ", ".join(_claims(row.capabilities))
+    if row.reason:
+        yield row.name, "not usable", row.reason
+
+
+def _claims(able: Capabilities) -> Iterator[str]:
+    """What it claims beside its reach, in words."""
+    from dataclasses import fields
+
+    yield from sorted(f"{local}-{remote}" for local, remote in able.memory_pairs)
+    for field in fields(able):
+        if getattr(able, field.name) is True:
+            yield field.name.replace("_", " ")
+    if able.largest_request is not None:
+        yield f"at most {console.rounded(able.largest_request)} a request"
+    if able.retained_per_peer is not None:
+        yield f"keeps of each departed peer: {able.retained_per_peer.what}"
 
 
 def _document(row: PluginReport) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class ControlPlane:
         return str(self._advertised)
 
     @property
+    def here(self) -> bool:
+        """Whether the caller is the control thread, where nothing may wait."""
+        return self._loop.here
+
+    @property
     def listen_host(self) -> str:
         """The IP address listened on; may be a wildcard. After `bind`."""
         return self._require(self._bound).host

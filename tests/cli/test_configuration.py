@@ -37,6 +37,29 @@ def test_plugins_lists_what_is_installed(run: Any) -> None:
     assert "yes" in table
 
 
+def test_plugins_shows_what_each_transport_claims_and_for_which_contract(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tent_mock
+    from tent_core import plugins
+    from tent_core.types import Retained
+
+    able = tent_mock.declare(
+        "able",
+        1001,
+        cancellation=True,
+        qp_pools=True,
+        largest_request=1 << 30,
+        retained_per_peer=Retained("a key"),
+    )
+    monkeypatch.setattr(plugins, "discover", lambda: plugins.Registry.of(able))
+    monkeypatch.setenv("COLUMNS", "250")
+    table = run("plugins").stdout
+    assert f" {'.'.join(map(str, able.api_version))} " in table
+    assert "dram-dram, owner checked, cancellation, qp pools, at most 1 GiB a request" in table
+    assert "keeps of each departed peer: a key" in table
+
+
 def test_plugins_shows_why_one_is_not_usable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tent_core import plugins
 
@@ -199,3 +222,24 @@ def test_explain_refuses_what_makes_no_sense(
     result = run("explain", "--config", EXAMPLES / "mixed.yaml", *args)
     assert result.exit_code == status
     assert message in result.stderr
+
+
+RULED = """
+failover: {max_attempts: 1}
+scheduling: {low: {bytes: 2MiB, tasks: 7}, slice: 256KiB}
+policy: [{name: slow, transports: [shm, rdma, tcp], attempt_timeout_s: 2.5, stall_s: 500ms}]
+transports: {rdma: {enable: false}}
+"""
+
+
+def test_explain_shows_attempts_time_limits_and_turns(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tent.yaml"
+    path.write_text(RULED)
+    (answer,) = explained(run, "--config", path, "4KiB", "--priority", "low")
+    assert answer["attempts"] == 2
+    assert (answer["attempt_timeout_s"], answer["stall_s"]) == (2.5, 0.5)
+    assert answer["turns"] == {"bytes": 2 << 20, "tasks": 7, "slice": 256 << 10}
+    assert explained(run, "--config", path, "4KiB")[0]["turns"] is None
+    shown = run("explain", "--config", path, "4KiB", "--priority", "low").stdout
+    assert "each may take 2.5 s" in shown
+    assert "takes turns: starts when at most 2MiB and 7 requests are under way" in shown

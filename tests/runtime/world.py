@@ -311,6 +311,7 @@ class World:
             assert real.status.tolist() == model.status, what
             assert real.moved.tolist() == model.moved, what
             assert real.done == model.done, what
+            assert real.transports() == {by: n for by, n in model.carried.items() if n}, what
         self.batches = [pair for pair in self.batches if not pair[1].done] or self.batches[-1:]
 
     def _counters(self) -> dict[tuple[str, str], int]:

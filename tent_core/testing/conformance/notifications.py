@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tent_core.control.contract import NOTIFICATION_LIMIT as LARGEST_NOTE
@@ -42,6 +43,26 @@ class Notifications(Base):
         with ends.there.open_segment(ends.here.segment_name) as back:
             back.notify("back", b"payload")
             assert ends.here.next_notification(10).payload == b"payload"
+
+    def test_batches_in_either_direction_notify_once_each_when_their_data_has_arrived(
+        self, ends: Ends
+    ) -> None:
+        source, target = (ends.buffer(e, ends.bytes(64 * KIB)) for e in (ends.here, ends.there))
+        remote = ends.remote(target)
+        ends.there.poll_notifications()
+        offsets = np.arange(0, 64 * KIB, 4 * KIB)
+        for opcode in ("write", "read", "write"):
+            source.array[:] = ends.bytes(64 * KIB)
+            batch = ends.segment.submit(
+                opcode, source, offsets, remote, offsets, 2 * KIB, notify=(opcode, b"all")
+            )
+            note = ends.there.next_notification(10)
+            assert (note.name, note.payload, note.error) == (opcode, b"all", None)
+            batch.wait(10)
+            for offset in offsets:
+                here, there = (b.array[offset : offset + 2 * KIB] for b in (source, target))
+                assert np.array_equal(here, there)
+        assert ends.there.poll_notifications() == []
 
     def test_notifications_that_it_does_not_claim_go_another_way(
         self, ends: Ends, refuses: Refuses

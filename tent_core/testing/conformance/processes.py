@@ -68,6 +68,22 @@ class Processes(Base):
             look = "(lambda n: (n.name, n.payload, set(pool.array.tolist())))(engine.next_notification(10))"
             assert elsewhere.run(look) == ("written", b"5", {5})
 
+    def test_a_batch_has_arrived_at_another_process_when_its_notification_does(
+        self, elsewhere: PeerProcess
+    ) -> None:
+        look = "(lambda n: (n.name, n.payload, n.ok, set(pool.array.tolist())))(engine.next_notification(10))"
+        with self.engine() as here, here.open_segment(elsewhere.segment_name) as segment:
+            source, pool = here.allocate(MIB), segment.buffer("pool")
+            offsets = np.arange(0, MIB, 64 * KIB)
+            for value in range(1, 9):
+                source.array[:] = value
+                told = ("round", bytes([value]))
+                batch = segment.submit(
+                    "write", source, offsets, pool, offsets, 64 * KIB, notify=told
+                )
+                assert elsewhere.run(look) == (*told, True, {value})
+                batch.wait(10)
+
     @BOTH_KINDS
     def test_no_byte_changes_after_unregister_although_another_process_goes_on_writing(
         self, elsewhere: PeerProcess, memory: str

@@ -1,0 +1,1 @@
+"""What is public, recorded: docs/compatibility.md says what may change when."""
