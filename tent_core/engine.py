@@ -581,7 +581,8 @@ class _Handler:
             refused: concurrent.futures.Future[bytes] = concurrent.futures.Future()
             refused.set_exception(TransportError(f"no transport {transport} ({number}) runs here"))
             return refused
-        return running.bootstraps.submit(lambda: running.transport.bootstrap(peer, payload))
+        assert engine is not None
+        return engine.roster.bootstrap(running, peer, payload)
 
     def notification(self, note: Notification) -> bool:
         """Queue a notification for the application; False when the queue is full."""
