@@ -10,6 +10,7 @@ data of each was verified; a batch that failed was told as failed, once. The exi
 not so.
 
     python benchmarks/notifications.py                             # 100,000 from 8 senders; needs root
+    python benchmarks/notifications.py --resets                    # connections break as well: data fails
     python benchmarks/notifications.py --senders 2 --notes 2000    # a short one
 """
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from star import HUB, Arm, cut, on_a_machine, star
+from star import HUB, Arm, cut, on_a_machine, reset, star
 
 from tent_core.testing.peers import PeerProcess
 
@@ -66,6 +67,7 @@ class Cutter:
 
     arm: Arm
     longest_s: float
+    resets: bool
     random: random.Random
     cuts: int = 0
     seconds: float = 0.0
@@ -81,6 +83,8 @@ class Cutter:
                 self.cuts += 1
                 self.seconds += time.monotonic() - began
             healed = self.random.uniform(*HEALED_S)
+            if self.resets and not self.over.wait(healed / 2):
+                reset(self.arm.ends[1])
 
 
 Taken = list[tuple[int, str, bool, bool]]
@@ -110,7 +114,9 @@ def mistakes(taken: Taken, sent: dict[str, Any], plain: int, batches: int) -> li
     return wrong
 
 
-def measure(senders: int, notes: int, longest_cut: float, seed: int) -> dict[str, Any]:
+def measure(
+    senders: int, notes: int, longest_cut: float, resets: bool, seed: int
+) -> dict[str, Any]:
     """Run it; what was counted, and what is wrong."""
     each = notes // senders
     plain, batches = each - each // 2, each // 2
@@ -132,7 +138,9 @@ def measure(senders: int, notes: int, longest_cut: float, seed: int) -> dict[str
         for number, one in enumerate(here):
             opened = "sender = peer.Sender(engine, owner, number)"
             one.run(opened, owner=there.segment_name, number=number)
-        cutters = [Cutter(arm, longest_cut, random.Random(seed + i)) for i, arm in enumerate(arms)]
+        cutters = [
+            Cutter(arm, longest_cut, resets, random.Random(seed + i)) for i, arm in enumerate(arms)
+        ]
         threads = [threading.Thread(target=cutter.run) for cutter in cutters]
         began = time.monotonic()
         for one in here:
@@ -174,6 +182,7 @@ def measure(senders: int, notes: int, longest_cut: float, seed: int) -> dict[str
         "per_second": round(sum(map(len, taken)) / seconds),
         "cuts": sum(c.cuts for c in cutters),
         "longest_cut_s": longest_cut,
+        "resets": resets,
         "share_of_time_cut": round(sum(c.seconds for c in cutters) / (seconds * senders), 2),
         "sessions": sorted(Counter(state for state, _ in states).items()),
         "wrong": wrong,
@@ -188,10 +197,13 @@ def main() -> int:
     parser.add_argument("--senders", type=int, default=8)
     parser.add_argument("--notes", type=int, default=100_000)
     parser.add_argument("--longest-cut", type=float, default=5.0, help="seconds; the grace is 10")
+    parser.add_argument(
+        "--resets", action="store_true", help="break all connections between cuts, too: data fails"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = measure(given.senders, given.notes, given.longest_cut, given.seed)
+    found = measure(given.senders, given.notes, given.longest_cut, given.resets, given.seed)
     if given.json:
         print(json.dumps(found))
     else:

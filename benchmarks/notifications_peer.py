@@ -89,18 +89,21 @@ class Sender:
     def _batches(self, count: int) -> None:
         slots = deque(range(SLOTS))
         waiting = deque(range(count))
+        again: deque[tuple[int, int]] = deque()
+        """Whose data failed: late bytes of them do no harm as long as they stay in their slot."""
         under_way: deque[tuple[int, int, tent.Batch]] = deque()
-        while waiting or under_way:
-            while slots and waiting:
-                number, slot = waiting.popleft(), slots.popleft()
+        while waiting or again or under_way:
+            while again or (slots and waiting):
+                number, slot = again.popleft() if again else (waiting.popleft(), slots.popleft())
                 under_way.append((number, slot, self._submit(number, slot)))
             number, slot, batch = under_way.popleft()
             batch.wait(PATIENCE_S, check=False)
-            slots.append(slot)
             if batch.notify_error is not None:
                 raise batch.notify_error
-            if not (batch.status == tent.Status.COMPLETED).all():
-                waiting.appendleft(number)
+            if (batch.status == tent.Status.COMPLETED).all():
+                slots.append(slot)
+            else:
+                again.append((number, slot))
 
     def _submit(self, number: int, slot: int) -> tent.Batch:
         offset = slot * BLOCK

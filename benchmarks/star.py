@@ -47,6 +47,12 @@ def cut(end: End) -> Iterator[None]:
         restore(end)
 
 
+def reset(end: End) -> None:
+    """Break every connection of an arm to the hub, at the arm's end, where the kernel can (`ss -K`)."""
+    command = ["ip", "netns", "exec", end.namespace, "ss", "-K", "dst", HUB]
+    subprocess.run(command, check=False, capture_output=True, timeout=30)
+
+
 def restore(end: End) -> None:
     """Routes go with the link: give an arm its way to the hub again."""
     if end.device.endswith("a"):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -313,6 +316,31 @@ def test_closing_an_engine_ends_a_notification_that_is_not_taken(world: World) -
         world.here.close()
         with pytest.raises(tent.TentError):
             notifying.result(NEVER_S)
+
+
+def test_closing_an_engine_ends_the_opening_of_a_segment(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        name = f"127.0.0.1:{silent.getsockname()[1]}"
+        with in_a_thread(lambda: world.here.open_segment(name, timeout=NEVER_S)) as opening:
+            silent.accept()[0].close()
+            world.here.close()
+            with pytest.raises(tent.TentError):
+                opening.result(NEVER_S / 2)
+
+
+def test_a_process_that_ends_says_goodbye_although_nobody_has_closed_its_engine(
+    world: World,
+) -> None:
+    source = (
+        "import sys, tent_core as tent\n"
+        "engine = tent.Engine({'transports': {}, 'log': {'level': 'error'}})\n"
+        "segment = engine.open_segment(sys.argv[1])\n"
+        "segment.notify(engine.segment_name)\n"
+    )
+    command = [sys.executable, "-c", source, world.there.segment_name]
+    subprocess.run(command, check=True, timeout=NEVER_S)
+    name = world.there.next_notification(NEVER_S).name
+    wait_until(lambda: name not in [peer.name for peer in world.there.peers()])
 
 
 def test_a_closed_engine_refuses_everything(world: World) -> None:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,24 @@ from tent_core.types import Opcode, Priority, Status
 from tent_core.work import Work
 from tent_tcp.messages import Message, messages_of, split
 from tent_tcp.protocol import Verdict
-from tent_tcp.streams import Canceled, DeadlinePassed, Outcome, Patience, Stream, StreamFailed
+from tent_tcp.streams import (
+    Canceled,
+    DeadlinePassed,
+    Outcome,
+    Patience,
+    Stream,
+    StreamBroke,
+    StreamFailed,
+)
 
 CANCELED = "it was cancelled before it ended"
 
 Fence = Callable[[Stream, float, Callable[[str], None]], None]
 """Have a peer confirm that it reads a closed stream no more, until a time on the monotonic clock. What is
 given last is called once, in any thread: with "", or with why the peer has not confirmed it."""
+
+MOST_RENEWALS = 3
+"""So many streams of one work may break; the next one fails it."""
 
 TURN_S = 2e-3
 """How long one work may keep a thread that carries many."""
@@ -45,15 +57,37 @@ _MISTAKES: dict[Verdict, type[UsageError]] = {
 }
 
 
+class Rest(NamedTuple):
+    """What streams that broke have left of a work, and how many of them there were."""
+
+    messages: deque[Iterator[Message]]
+    renewals: int
+
+    def fail(self, work: Work, cause: StreamFailed, unfenced: int = 0) -> None:
+        """Nobody carries it; the first `unfenced` messages may still be written."""
+        for position, message in enumerate(itertools.chain.from_iterable(self.messages)):
+            work.fail(
+                cause,
+                message.start,
+                message.stop,
+                fenced=position >= unfenced,
+                status=status_of(cause),
+            )
+
+
 class Carriage:
     """Carries one work over one stream. One thread at a time, which owns the stream meanwhile."""
 
-    def __init__(self, work: Work, stream: Stream, peer: Peer) -> None:
+    def __init__(self, work: Work, stream: Stream, peer: Peer, rest: Rest | None = None) -> None:
+        """`rest` is what another stream left of the work."""
         self.work = work
         self.stream = stream
         stream.work = work
         self._peer = peer
-        self._messages: deque[Iterator[Message]] = deque([messages_of(work.requests)])
+        self.renewals = 0 if rest is None else rest.renewals
+        self._messages: deque[Iterator[Message]] = deque(
+            [messages_of(work.requests)] if rest is None else rest.messages
+        )
         self._next: Message | None = None
 
     @property
@@ -104,12 +138,16 @@ class Carriage:
             return str(buffer)
         return repr(known.name)
 
-    def abandon(self, cause: StreamFailed, fence: Fence) -> None:
-        """The stream, which is closed now, is of no more use: everything that has no answer fails.
+    def abandon(self, cause: StreamFailed, fence: Fence, again: Callable[[Rest], None]) -> None:
+        """The stream, which is closed now, is of no more use: everything that has no answer fails, or, if
+        only the stream is to blame, is given to `again`, for another stream.
 
-        The receiver may go on reading a WRITE of which bytes were sent, so that fails only once `fence` has
-        answered whether the peer has confirmed that it does not.
+        The receiver may go on reading a WRITE of which bytes were sent, so its fate is decided only once
+        `fence` has answered whether the peer has confirmed that it does not.
         """
+        if isinstance(cause, StreamBroke) and self.renewals < MOST_RENEWALS:
+            self._renew(cause, fence, again)
+            return
         status = status_of(cause)
         waiting = self.stream.waiting
         count = len(waiting) - self.stream.untouched
@@ -124,6 +162,24 @@ class Carriage:
             self.work.fail(cause, unsent.start, unsent.stop, status=status)
         if lost:
             self._lose(lost, cause, status, fence)
+
+    def _renew(self, cause: StreamBroke, fence: Fence, again: Callable[[Rest], None]) -> None:
+        """Have the rest carried by another stream, or fail it where this one may still write."""
+        waiting = list(self.stream.waiting)
+        count = len(waiting) - self.stream.untouched
+        following = [] if self._next is None else [self._next]
+        rest = Rest(deque([iter([*waiting, *following]), *self._messages]), self.renewals + 1)
+        if self.work.requests.opcode == Opcode.READ or not count:
+            again(rest)
+            return
+
+        def report(why_not: str) -> None:
+            if not why_not:
+                again(rest)
+                return
+            rest.fail(self.work, StreamFailed(f"{cause}; {why_not}"), unfenced=count)
+
+        fence(self.stream, self.work.expires, report)
 
     def _lose(self, lost: list[Message], cause: StreamFailed, status: Status, fence: Fence) -> None:
         work = self.work

@@ -13,7 +13,7 @@ from tent_core.errors import TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
 from tent_core.types import Priority, Status
 from tent_core.work import Work
-from tent_tcp.carriage import CANCELED, Carriage
+from tent_tcp.carriage import CANCELED, Carriage, Rest
 from tent_tcp.dialing import Dialing, Target, dial
 from tent_tcp.gil import GilWatch
 from tent_tcp.mover import Mover
@@ -93,8 +93,7 @@ class TcpEndpoint(Endpoint):
 
     def cancel(self, work: Work) -> None:
         """End it soon: a thread that carries it looks up at every tick and between messages."""
-        if not work.may_block:
-            self._mover.cancel(work)
+        self._mover.cancel(work)
 
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         attribute = new.attributes.get(NAME)
@@ -121,9 +120,9 @@ class TcpEndpoint(Endpoint):
 
     # ---------------------------------------------------------------- for the mover
 
-    def carriage(self, work: Work, stream: Stream) -> Carriage:
-        """The work, ready to go over that stream."""
-        return Carriage(work, stream, self._peer)
+    def carriage(self, work: Work, stream: Stream, rest: Rest | None = None) -> Carriage:
+        """The work, or the rest of it, ready to go over that stream."""
+        return Carriage(work, stream, self._peer, rest)
 
     def abandon(self, carriage: Carriage, cause: StreamFailed) -> None:
         """Report what a stream could not carry, and close the stream unless it is in step."""
@@ -132,7 +131,12 @@ class TcpEndpoint(Endpoint):
             self.pool.give(stream)
         else:
             self.pool.discard(stream)
-        carriage.abandon(cause, self._fence)
+        carriage.abandon(cause, self._fence, lambda rest: self._again(carriage.work, rest, cause))
+
+    def _again(self, work: Work, rest: Rest, cause: StreamFailed) -> None:
+        """Carry on with another stream, in the mover's thread, whoever did so far."""
+        if self.pool.closed is not None or not self._mover.carry_on(self, work, rest):
+            rest.fail(work, cause)
 
     def _fence(self, stream: Stream, expires: float, answer: Callable[[str], None]) -> None:
         if self.pool.closed is not None:

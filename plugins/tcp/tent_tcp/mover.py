@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tent_core.errors import TransportError
 from tent_core.types import Priority, Status
 from tent_core.work import Work
-from tent_tcp.carriage import CANCELED, Carriage, status_of
+from tent_tcp.carriage import CANCELED, Carriage, Rest, status_of
 from tent_tcp.dialing import Dialing
 from tent_tcp.fences import Fences
 from tent_tcp.gil import GilWatch
@@ -42,6 +42,10 @@ class Mover:
         if not self.reactor.call(partial(self._accept, endpoint, work)):
             raise TransportError("the transport tcp has stopped")
 
+    def carry_on(self, endpoint: TcpEndpoint, work: Work, rest: Rest) -> bool:
+        """Carry what is left of `work`; False when the transport has stopped."""
+        return self.reactor.call(partial(self._accept, endpoint, work, rest))
+
     def cancel(self, work: Work) -> None:
         """Nobody wants it any more: end it, soon."""
         self.reactor.call(partial(self._cancel, work))
@@ -60,11 +64,14 @@ class Mover:
 
     # ---------------------------------------------------------------- in the reactor's thread
 
-    def _accept(self, endpoint: TcpEndpoint, work: Work) -> None:
+    def _accept(self, endpoint: TcpEndpoint, work: Work, rest: Rest | None = None) -> None:
         if work.cancelled:  # before it came here
-            work.fail(Canceled(CANCELED), status=Status.CANCELED)
+            if rest is None:
+                work.fail(Canceled(CANCELED), status=Status.CANCELED)
+            else:
+                rest.fail(work, Canceled(CANCELED))
             return
-        journey = _Journey(self, endpoint, work)
+        journey = _Journey(self, endpoint, work, rest)
         self._journeys[work] = journey
         if not self._ticking:
             self._ticking = True
@@ -119,12 +126,13 @@ class Mover:
 class _Journey:
     """One work on its way: waiting for a stream, making one, or carried by one."""
 
-    def __init__(self, mover: Mover, endpoint: TcpEndpoint, work: Work) -> None:
+    def __init__(self, mover: Mover, endpoint: TcpEndpoint, work: Work, rest: Rest | None) -> None:
         self.endpoint = endpoint
         self.priority = work.priority
         self._mover = mover
         self._reactor = mover.reactor
         self._work = work
+        self._rest = rest
         self._progress = time.monotonic()
         self._dialing: Dialing | None = None
         self._carriage: Carriage | None = None
@@ -171,6 +179,8 @@ class _Journey:
         if carriage is not None:
             self._reactor.forget(carriage.stream.descriptor)
             self.endpoint.abandon(carriage, cause)
+        elif self._rest is not None:
+            self._rest.fail(self._work, cause)
         else:
             self._work.fail(cause, status=status_of(cause))
 
@@ -199,7 +209,7 @@ class _Journey:
         self._carry(stream)
 
     def _carry(self, stream: Stream) -> None:
-        self._carriage = self.endpoint.carriage(self._work, stream)
+        self._carriage = self.endpoint.carriage(self._work, stream, self._rest)
         self._events = 0
         self._progress = time.monotonic()
         self._go_on(0)

@@ -43,6 +43,10 @@ class StreamFailed(TransportError):
     """A stream is of no more use: it could not be made, broke, or spoke nonsense."""
 
 
+class StreamBroke(StreamFailed):
+    """A stream was closed, reset or cut: another one may do."""
+
+
 class DeadlinePassed(StreamFailed):
     """A stream was given up because its user's time was over: the peer need not have gone."""
 
@@ -324,6 +328,6 @@ class Stream:
         with self._closing:
             self._socket.close()
 
-    def _broken(self, error: OSError) -> StreamFailed:
+    def _broken(self, error: OSError) -> StreamBroke:
         reason = "it closed the connection" if isinstance(error, EndOfStream) else error.strerror
-        return StreamFailed(f"the stream to {self.where} broke: {reason}")
+        return StreamBroke(f"the stream to {self.where} broke: {reason}")

@@ -30,8 +30,8 @@ class Proxy:
         self._go = threading.Event()
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self.held = 0
-        """Bytes that wait."""
+        self._held: list[int] = []
+        """Bytes that wait, by stream."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._start(self._accept)
         attributes = dict(peer.segment.attributes)
@@ -52,13 +52,21 @@ class Proxy:
         self._go.set()
 
     def cut(self) -> None:
+        """Close every stream on the initiator's side alone, and take no more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut_once()
+
+    def cut_once(self) -> None:
         """Close every stream on the initiator's side alone."""
-        for end in self._ends[::2]:
+        for end in list(self._ends[::2]):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def wait_until_holding(self, size: int) -> None:
-        wait_until(lambda: self.held >= size)
+    def wait_until_holding(self, size: int, stream: int = 0) -> None:
+        """Wait until so many bytes of that stream, in the order of their making, are held."""
+        wait_until(lambda: len(self._held) > stream and self._held[stream] >= size)
 
     def __enter__(self) -> Proxy:
         return self
@@ -89,10 +97,11 @@ class Proxy:
                 return
             far = socket.create_connection(address.parse(self._where.address))
             self._ends += [near, far]
-            self._start(self._forth, near, far)
+            self._held.append(0)
+            self._start(self._forth, near, far, len(self._held) - 1)
             self._start(self._back, far, near)
 
-    def _forth(self, near: socket.socket, far: socket.socket) -> None:
+    def _forth(self, near: socket.socket, far: socket.socket, number: int) -> None:
         left, held = self._allowed, bytearray()
         near.settimeout(0.02)
         with suppress(OSError):
@@ -110,7 +119,7 @@ class Proxy:
                     now, later = data[:left], data[left:]
                     left -= len(now)
                     held += later
-                    self.held += len(later)
+                    self._held[number] += len(later)
                     data = now
                 elif held:
                     data, held = bytes(held) + data, bytearray()

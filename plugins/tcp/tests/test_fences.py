@@ -23,6 +23,7 @@ from tent_tcp.protocol import STOPPED, pack_fence
 KIB, MIB = 1 << 10, 1 << 20
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 8 * MIB
+_STARTS = range(0, SIZE, 8 * KIB)
 
 waiting = pytest.mark.parametrize("waiting", [True, False], ids=["waiting", "not-waiting"])
 allocated = pytest.mark.parametrize("allocated", [True, False], ids=["allocated", "registered"])
@@ -36,8 +37,7 @@ class Attempt:
         self,
         endpoint: Endpoint,
         opcode: Opcode,
-        row: Row,
-        *,
+        *rows: Row,
         waiting: bool,
         seconds: float = 20.0,
         expires: float = 20.0,
@@ -46,7 +46,7 @@ class Attempt:
         self._ended = threading.Event()
         now = time.monotonic()
         self.work = Work(
-            requests(opcode, [row]),
+            requests(opcode, rows),
             lambda _: self._ended.set(),
             may_block=waiting,
             deadline=now + seconds,
@@ -296,3 +296,41 @@ def test_an_endpoint_that_closes_leaves_no_question_open(owner: OwnerProcess, he
             os.kill(pid, signal.SIGCONT)
         assert done.unfenced
         assert not endpoint._mover.fences._open  # type: ignore[attr-defined]
+
+
+@waiting
+@allocated
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_stream_that_was_cut_is_replaced_by_another_which_carries_the_rest(
+    owner: OwnerProcess, here: Here, opcode: Opcode, allocated: bool, waiting: bool
+) -> None:
+    local = here.offer(SIZE, value=1 if opcode is WRITE else 0)
+    remote = owner.offer(SIZE, value=0 if opcode is WRITE else 1, allocated=allocated)
+    with Proxy(owner.peer(here.segment.snapshot.key), allowed=KIB) as proxy:
+        endpoint = here.transport.connect(proxy.through)
+        row = (local, 0, remote, 0, SIZE)
+        rows = [row] if opcode is WRITE else [(local, i, remote, i, 8 * KIB) for i in _STARTS]
+        attempt = Attempt(endpoint, opcode, *rows, waiting=waiting)
+        for number in range(2):
+            proxy.wait_until_holding(KIB if opcode is WRITE else 1, number)
+            proxy.cut_once()
+        proxy.let_go_on()
+        done = attempt.end()
+        assert (done.status == Status.COMPLETED).all(), done.cause_of(0)
+        assert done.surplus == 0
+        assert (owner.content(remote) == 1).all()
+        assert (here.arrays[local.id] == 1).all()
+
+
+def test_streams_that_break_again_and_again_fail_the_work(owner: OwnerProcess, here: Here) -> None:
+    local, target = here.offer(SIZE), owner.offer(SIZE)
+    with Proxy(owner.peer(here.segment.snapshot.key), allowed=KIB) as proxy:
+        endpoint = here.transport.connect(proxy.through)
+        attempt = Attempt(endpoint, WRITE, (local, 0, target, 0, SIZE), waiting=False)
+        for number in range(4):
+            proxy.wait_until_holding(KIB, number)
+            proxy.cut_once()
+        done = attempt.end()
+        assert done.status[0] == Status.FAILED
+        assert "broke" in str(done.cause_of(0))
+        assert not done.unfenced
