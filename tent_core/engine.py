@@ -280,7 +280,8 @@ class Engine:
         permission: Permission = Permission.GLOBAL_READ_WRITE,
     ) -> Buffer:
         """Register the memory of `obj`: a buffer (numpy array, bytearray, mmap), `__array_interface__`,
-        DLPack or `__cuda_array_interface__` object, contiguous; or (address, length) in bytes.
+        DLPack or `__cuda_array_interface__` object, contiguous; or (address, length) in bytes; or the path of
+        a file (`os.PathLike`), of its size of now, where a transport to files runs.
 
         The object stays alive until the buffer is unregistered; a raw address is the caller's to keep.
         Overlapping registrations are buffers of their own. Raises MemoryUnsupported, RangeError, UsageError.

@@ -237,7 +237,7 @@ class Lender:
             {there.id: there.generation},
             total,
         )
-        options = Options(copy.seconds, copy.priority, Intent.STAGING_INTERNAL)
+        options = Options(copy.seconds, copy.priority, Intent.STAGING_INTERNAL, part=True)
         batch = Checked(own, [(requests, None)], buffers, (there,)).start(options, False)
         batch.add_done_callback(lambda done: _settle(answer, _answer(done)))
         # Cancelled when whoever asked has given up.

@@ -303,3 +303,34 @@ def test_whatever_fails_every_request_ends_exactly_and_no_memory_is_lost(
         world.mock(name).clear()
     world.segment.write(world.device, world.remote)
     assert (world.target.array == world.memory).all()
+
+
+def test_what_is_staged_notifies_once_when_all_of_it_has_arrived(make: Make) -> None:
+    world = make()
+    world.mock("net").plan("hang", at=3)
+    batch = world.submit(notify=("staged", b"1"), timeout=NEVER_S)
+    world.mock("net").wait_held(1)
+    assert world.there.poll_notifications() == []
+    world.mock("net").clear()
+    world.mock("net").release()
+    note = world.there.next_notification(NEVER_S)
+    assert (note.name, note.ok) == ("staged", True)
+    assert (world.target.array == world.memory).all()
+    batch.wait(NEVER_S)
+    assert world.there.poll_notifications() == []
+    assert world.here.stats()["deadlines"]["medium"]["count"] == 1
+
+
+def test_what_cannot_be_staged_is_told_as_failed(make: Make) -> None:
+    world = make()
+    world.mock("net").plan("fail", at=2)
+    batch = world.submit(notify="staged")
+    assert not world.there.next_notification(NEVER_S).ok
+    batch.wait(NEVER_S, check=False)
+    assert world.there.poll_notifications() == []
+
+
+def test_device_memory_takes_no_checksums(make: Make) -> None:
+    world = make()
+    with pytest.raises(tent.MemoryUnsupported, match="cuda:0"):
+        world.submit(notify="staged", integrity="crc32c")
