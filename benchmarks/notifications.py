@@ -10,7 +10,7 @@ data of each was verified; a batch that failed was told as failed, once. The exi
 not so.
 
     python benchmarks/notifications.py                             # 100,000 from 8 senders; needs root
-    python benchmarks/notifications.py --resets                    # connections are broken as well: data fails
+    python benchmarks/notifications.py --resets                    # connections break as well: data fails
     python benchmarks/notifications.py --senders 2 --notes 2000    # a short one
 """
 

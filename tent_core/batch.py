@@ -62,6 +62,8 @@ class Options:
     stall_s: float | None = None
     retry_unfenced: bool = False
     note: Note | None = None
+    part: bool = False
+    """Whether it carries a part of what another batch was asked for, which is counted there."""
 
 
 class Cancellable(Protocol):

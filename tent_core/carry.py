@@ -25,6 +25,7 @@ from tent_core.once import Once
 from tent_core.pace import BULK
 from tent_core.reshape import Sink
 from tent_core.scarcity import lacks_resources
+from tent_core.turns import Turn
 from tent_core.types import Capabilities, Status
 from tent_core.work import Requests, Work
 
@@ -83,6 +84,7 @@ class Carry:
         "_ticket",
         "_traffic",
         "_tries",
+        "_turn",
         "_watches",
         "_work",
     )
@@ -123,6 +125,7 @@ class Carry:
         self._inline: Work | None = None
         self._phase = Phase.READY
         self._ticket: Ticket | None = None
+        self._turn: Turn | None = None
         self._connecting: Once | None = None
         self._cancelled = False
         self._relieved = ""
@@ -143,7 +146,7 @@ class Carry:
             if not self._name and not self._next():
                 self._exhausted()
                 return
-            if self._limited and not self._may_enter():
+            if self._limited and not (self._may_enter() and self._has_turn()):
                 return
             if self._is_cancelled():
                 continue
@@ -362,12 +365,36 @@ class Carry:
         self._phase = Phase.READY
         return True
 
+    def _has_turn(self) -> bool:
+        """The same for its turn among the processes of this host, if its priority takes turns with them."""
+        turns = self._dispatcher.turns
+        if turns is None or self._turn is not None:
+            return True
+        if self._options.priority not in self._dispatcher.taking_turns:
+            return True
+        freed = threading.Event() if self._may_block else None
+        turn = self._turn = Turn(freed.set if freed is not None else self._go)
+        self._phase = Phase.WAITING
+        if turns.enter(turn):
+            self._phase = Phase.READY
+            return True
+        if freed is not None:
+            if not freed.wait(max(self._deadline - self._dispatcher.now(), 0.0)):
+                turns.withdraw(turn)
+        elif not (self._cancelled and turns.withdraw(turn)):
+            return False
+        self._phase = Phase.READY
+        return True
+
     def _go(self) -> None:
         """It may go on, says whoever has made room, or saw its deadline pass."""
         self._dispatcher.later(self.run)
 
     def _leave(self) -> None:
         """It does not use the transport any more."""
+        turn, self._turn = self._turn, None
+        if turn is not None and self._dispatcher.turns is not None:
+            self._dispatcher.turns.leave(turn)
         ticket, self._ticket = self._ticket, None
         if ticket is not None and ticket.admitted:
             self._traffic.leave(self._name, ticket)
@@ -496,8 +523,11 @@ class Carry:
         # The name after the ticket and the work: it does not change before they have ended.
         work, ticket, connecting = self._work, self._ticket, self._connecting
         name = self._name
+        turn, turns = self._turn, self._dispatcher.turns
         if ticket is not None and self._traffic.withdraw(name, ticket):
             ticket.go()  # `run` finds that it was cancelled
+        elif turn is not None and turns is not None and turns.withdraw(turn):
+            turn.go()
         elif connecting is not None and connecting.take():
             self._dispatcher.later(lambda: self._resume_connected(None))
         elif work is not None and not work.finished:

@@ -143,7 +143,7 @@ class Checked:
             self.peer.end()
             raise
         dispatcher = self.engine.dispatcher
-        if options.timeout is not None or options.deadline is not None:
+        if (options.timeout is not None or options.deadline is not None) and not options.part:
             deadlines = dispatcher.stats.deadlines
             marks.append(deadlines.follow(batch, options.priority, deadline, dispatcher.now))
             batch.feasible = dispatcher.feasible(self.peer, groups, options, deadline)

@@ -20,6 +20,8 @@ from tent_core.policy import Selection
 from tent_core.reshape import MergedSink, PartsSink, Sink, merge, part, parts
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
+from tent_core.turns import Turns
+from tent_core.types import Priority
 from tent_core.work import Requests, Work
 
 
@@ -99,6 +101,9 @@ class Dispatcher:
         self.observe: Observe | None = None
         self.relieve: Relieve | None = None
         self.stage: Stage | None = None
+        self.turns: Turns | None = None
+        self.taking_turns: frozenset[Priority] = frozenset()
+        """The priorities that take turns with other processes."""
         self._failures = RateLimited(log)
 
     def close(self, timeout: float) -> None:
@@ -167,7 +172,9 @@ class Dispatcher:
         may_block: bool,
     ) -> None:
         """Set all groups going. With `may_block` the calling thread may carry them out itself."""
-        limited = self.limits.get(options.priority) is not None
+        limited = self.limits.get(options.priority) is not None or (
+            options.priority in self.taking_turns
+        )
         for group in groups:
             requests, rows, selection = group.requests, group.rows, group.selection
             names = selection.candidates

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tent_core.plugins import Registry
     from tent_core.policy import Selection
     from tent_core.roster import PeerInfo, Roster
+    from tent_core.slotfile import SlotFile
 
 DEFAULT_CLOSE_S = 5.0
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -104,6 +105,7 @@ class Engine:
             )
         )
         self.stats_ = Stats()
+        self._slots: SlotFile | None = None
         self._transports = Transports(self._log)
         try:
             self._start_transports(registry)
@@ -156,6 +158,7 @@ class Engine:
                 self.dispatcher.patiently,
                 self._log,
             )
+            self._share_slots()
             staging = self.settings.staging
             self.stager = Stager(self, staging.buffers, staging.chunk)
             self.dispatcher.stage = self.stager.stage
@@ -168,12 +171,34 @@ class Engine:
             idle = self.settings.peers.idle_timeout_s
             self._control.every(_tick_of(idle), partial(self.roster.retire_idle, idle))
         except BaseException:
+            self._leave_slots()
             self._transports.stop()
             self._control.stop(1.0)
             raise
         _open_engines.add(self)
         self._hooks.fire("tent_engine_started", engine=self)
         self._log.info("engine_started", transports=sorted(self._transports.numbers))
+
+    def _share_slots(self) -> None:
+        """Take turns with the other processes of this user, if the settings say so. Raises TentError."""
+        from tent_core.slotfile import join
+        from tent_core.turns import Turns
+
+        qos = self.settings.qos
+        if not qos.shared_slots:
+            return
+        dispatcher = self.dispatcher
+        promotion = self.settings.scheduling.promotion_timeout_s
+        self._slots = slots = join()
+        dispatcher.turns = Turns(slots, qos.shared_slots, promotion, dispatcher.alarm)
+        dispatcher.taking_turns = qos.priorities()
+
+    def _leave_slots(self) -> None:
+        from tent_core.slotfile import leave
+
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            leave(slots)
 
     def _start_transports(self, registry: Registry) -> None:
         from tent_core.config import Enable
@@ -255,7 +280,8 @@ class Engine:
         permission: Permission = Permission.GLOBAL_READ_WRITE,
     ) -> Buffer:
         """Register the memory of `obj`: a buffer (numpy array, bytearray, mmap), `__array_interface__`,
-        DLPack or `__cuda_array_interface__` object, contiguous; or (address, length) in bytes.
+        DLPack or `__cuda_array_interface__` object, contiguous; or (address, length) in bytes; or the path of
+        a file (`os.PathLike`), of its size of now, where a transport to files runs.
 
         The object stays alive until the buffer is unregistered; a raw address is the caller's to keep.
         Overlapping registrations are buffers of their own. Raises MemoryUnsupported, RangeError, UsageError.
@@ -465,6 +491,8 @@ class Engine:
         self._hooks.fire("tent_engine_stopping", engine=self)
         self.inbox.close()
         self.inspector.close()
+        if self.dispatcher.turns is not None:
+            self.dispatcher.turns.shut()
         self.roster.close(deadline.left)
         self.announcer.close()
         self._control.leave(max(0.2, min(deadline.left, 1.0)))
@@ -478,6 +506,7 @@ class Engine:
         self._integrity.close(0.5)
         self._buffers.forget_all()
         self.dispatcher.close(0.5)
+        self._leave_slots()
         self._hooks.close(0.5)
         _open_engines.discard(self)
         self._log.info("engine_closed")
@@ -553,7 +582,8 @@ class _Handler:
             refused: concurrent.futures.Future[bytes] = concurrent.futures.Future()
             refused.set_exception(TransportError(f"no transport {transport} ({number}) runs here"))
             return refused
-        return running.bootstraps.submit(lambda: running.transport.bootstrap(peer, payload))
+        assert engine is not None
+        return engine.roster.bootstrap(running, peer, payload)
 
     def notification(self, note: Notification) -> bool:
         """Queue a notification for the application; False when the queue is full."""

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import re
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,13 +99,15 @@ def _address_of(exporter: Any) -> int:
 
 
 def describe(obj: Any, location: str | None = None) -> Memory:
-    """The memory of `obj`: a buffer, an array interface, DLPack, or (address, length).
+    """The memory of `obj`: a buffer, an array interface, DLPack, a file's path, or (address, length).
 
     The array must be contiguous. Raises UsageError with what was found. The object's memory is held alive
     (a buffer export also keeps a bytearray from being resized); a raw address is the caller's to keep.
     """
     if isinstance(obj, tuple):
         memory = _from_tuple(obj)
+    elif isinstance(obj, os.PathLike):
+        memory = _from_file(os.path.abspath(os.fspath(obj)))
     elif hasattr(obj, "__cuda_array_interface__"):
         memory = _from_interface(obj, obj.__cuda_array_interface__, "cuda:0")
     else:
@@ -128,6 +131,27 @@ def _from_tuple(pair: tuple[Any, ...]) -> Memory:
     if len(pair) != 2 or not all(isinstance(x, (int, np.integer)) for x in pair):
         raise UsageError(f"a raw range is (address, length), two integers; found {pair!r}")
     return Memory(int(pair[0]), int(pair[1]), "cpu:0", None)
+
+
+def _from_file(path: str | bytes) -> Memory:
+    """A file of now, mapped, so that its bytes have addresses: the offset in the file is the distance from
+    the first. Transports to files read and write the file itself; nothing here touches the mapping.
+    """
+    name = os.fsdecode(path)
+    writable = os.access(path, os.W_OK)
+    try:
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    except OSError as error:
+        raise MemoryUnsupported(f"cannot register the file {name}: {error.strerror}") from error
+    try:
+        length = os.fstat(fd).st_size
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or length == 0:
+            raise RangeError(f"cannot register {name}: it is no regular file with at least a byte")
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        mapping = mmap.mmap(fd, length, access=access)
+    finally:
+        os.close(fd)
+    return Memory(_address_of(mapping), length, f"file:{name}", mapping, readonly=not writable)
 
 
 def _from_host(obj: Any) -> Memory:
@@ -258,13 +282,15 @@ class Buffer:
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """The memory as a numpy array of bytes, shape (length,), which keeps it mapped; host memory only."""
+        """The memory as a numpy array of bytes, shape (length,), which keeps it mapped; host memory, and
+        files, whose content it is. (Who looks at it after the file was cut short gets SIGBUS.)"""
         memory = self.memory
         if memory is None:
             raise UsageError(
                 f"buffer {self.name!r} has been unregistered: its memory is the application's again"
             )
-        if memory_kind(self.location) is not MemoryKind.DRAM:
+        in_file = isinstance(memory.owner, mmap.mmap) and self.location.startswith("file:")
+        if memory_kind(self.location) is not MemoryKind.DRAM and not in_file:
             raise MemoryUnsupported(
                 f"buffer {self.name!r} is in {self.location}: only host memory can be seen as an array"
             )

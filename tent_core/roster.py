@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from tent_core.runner import Running, Transports
 
 _LATER_S = 0.5
+RELEASE_S = 1.0
+"""How long what departed in the middle of a bootstrap is waited for to be released."""
 RELIEF_S = 1.0
 """How long retiring idle peers may take when something is refused for lack of resources."""
 
@@ -345,6 +348,27 @@ class Roster:
                         releases.append(running.calls.submit(release))
             self._left(info.key, reason)
         return releases
+
+    def bootstrap(self, running: Running, key: PeerKey, payload: bytes) -> Future[bytes]:
+        """Hand a peer's bootstrap message to a transport. What it makes for a peer that departs meanwhile,
+        and so after the transport was told, is released again."""
+        return running.bootstraps.submit(partial(self._bootstrap, running, key, payload))
+
+    def _bootstrap(self, running: Running, key: PeerKey, payload: bytes) -> bytes:
+        if not self._opens(key):
+            raise TransportError(f"peer {key} has departed")
+        try:
+            return running.transport.bootstrap(key, payload)
+        finally:
+            if not self._opens(key):
+                # Waited for, so that a peer which is back begins after it.
+                with contextlib.suppress(ClosedError, FutureTimeout):
+                    again = partial(_release, running, key, "it departed while it was bootstrapped")
+                    running.calls.submit(again).result(RELEASE_S)
+
+    def _opens(self, key: PeerKey) -> bool:
+        with self._lock:
+            return self._session_of(key)
 
     # ---------------------------------------------------------------- what there is
 

@@ -215,6 +215,21 @@ class SchedulingSettings(Section):
         return Rules(limits, self.promotion_timeout_s, self.order == "deadline")
 
 
+class QosSettings(Section):
+    """Turns between the processes of this user on this host."""
+
+    shared_slots: int = Field(0, ge=0, le=64)
+    """In how many processes bulk may be under way at once; 0: none of this. All should say the same."""
+    turns: Literal["low", "medium"] = "low"
+    """The highest priority that takes turns with other processes."""
+
+    def priorities(self) -> frozenset[Priority]:
+        """Those that take turns."""
+        if not self.shared_slots:
+            return frozenset()
+        return frozenset({Priority.LOW} | ({Priority.MEDIUM} if self.turns == "medium" else set()))
+
+
 class StagingSettings(Section):
     """Memory through which data goes that no transport moves directly."""
 
@@ -341,6 +356,7 @@ class Sections(Section):
     revocation: RevocationSettings = RevocationSettings()
     failover: FailoverSettings = FailoverSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    qos: QosSettings = QosSettings()
     staging: StagingSettings = StagingSettings()
     wait: WaitSettings = WaitSettings()
     notifications: NotificationSettings = NotificationSettings()

@@ -172,7 +172,9 @@ class Staged:
         self.peer = peer
         self.deadline = deadline
         self._cancelled = False
-        here = replace(options, timeout=float("inf"), deadline=deadline, transport=None, note=None)
+        here = replace(
+            options, timeout=float("inf"), deadline=deadline, transport=None, note=None, part=True
+        )
         self.inside = replace(here, policy=None, intent=Intent.STAGING_INTERNAL)
         self.onward = replace(here, policy=selection.entry.name, transport=options.transport)
         # A part is less than twice as large as its pieces may be.

@@ -6,13 +6,17 @@ import ctypes
 import fcntl
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import tent_core as tent
+import tent_mock
 from tent_core import memory
 from tent_core.errors import MemoryUnsupported, RangeError, UsageError
+from tent_core.plugins import Registry
 
 
 def test_an_array_a_bytearray_and_a_mapping_are_described_where_they_lie() -> None:
@@ -150,3 +154,33 @@ def test_a_size_that_is_none_is_refused(size: int, location: str) -> None:
 def test_device_memory_is_not_allocated_here() -> None:
     with pytest.raises(MemoryUnsupported, match="cuda:0"):
         memory.allocate(4096, "cuda:0")
+
+
+def test_a_file_is_described_by_its_path_and_seen_through_a_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "pages"
+    path.write_bytes(b"0123456789")
+    described = memory.describe(path)
+    assert (described.location, described.length) == (f"file:{path}", 10)
+    assert not described.readonly
+    with path.open("r+b") as file:
+        file.write(b"9")
+    assert ctypes.string_at(described.address, 10) == b"9123456789"
+
+
+def test_a_file_that_is_not_there_or_has_nothing_in_it_cannot_be_registered(tmp_path: Path) -> None:
+    with pytest.raises(MemoryUnsupported, match=r"missing: No such file"):
+        memory.describe(tmp_path / "missing")
+    (tmp_path / "empty").touch()
+    with pytest.raises(RangeError, match="no regular file with at least a byte"):
+        memory.describe(tmp_path / "empty")
+    with pytest.raises((MemoryUnsupported, RangeError)):
+        memory.describe(tmp_path)
+
+
+def test_a_file_takes_a_transport_to_files(tmp_path: Path) -> None:
+    path = tmp_path / "pages"
+    path.write_bytes(bytes(10))
+    registry = Registry.of(tent_mock.declare("one", 1001))
+    config = {"transports": {"one": {"enable": True}}, "log": {"level": "error"}}
+    with tent.Engine(config, plugins=registry) as engine, pytest.raises(MemoryUnsupported):
+        engine.register(path)

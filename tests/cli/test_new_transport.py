@@ -13,6 +13,9 @@ import pytest
 
 NUMBER = 1042
 BOUND_S = 100
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ESSENTIAL = "any_size or many_blocks or owner_refuses or another_process_and_come_back or closing"
+"""All of the suite takes half a minute; these tests tell a transport that works from one that does not."""
 
 
 def installed(package: Path, into: Path) -> dict[str, str]:
@@ -90,3 +93,20 @@ def test_what_exists_is_not_overwritten(run: Any, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "exists; move it away" in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["uds", "files"])
+def test_the_example_packages_can_be_installed_and_pass_the_suite(
+    tmp_path: Path, name: str
+) -> None:
+    pytest.importorskip("hatchling", reason="needs hatchling, to build without an index")
+    package = EXAMPLES / f"tent-{name}"
+    environment = installed(package, tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", ESSENTIAL]
+    tested = subprocess.run(
+        command, env=environment, cwd=package, capture_output=True, text=True, timeout=BOUND_S
+    )
+    assert tested.returncode == 0, tested.stdout
+    assert f"conformance of {name}" in tested.stdout

@@ -252,3 +252,85 @@ def test_the_intent_of_the_copy_selects_its_own_policy_entry(make: Make) -> None
     world = make({"policy": policy})
     world.submit().wait(NEVER_S)
     assert (world.target.array == world.memory).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_fails_every_request_ends_exactly_and_no_memory_is_lost(
+    make: Make, seed: int
+) -> None:
+    """Random batches, both ways, over hops that fail, hang, are cancelled, or come too late."""
+    world = make({"failover": {"max_attempts": 2, "pause_s": 0.01}})
+    draw = np.random.default_rng(seed)
+    for name in ("net", "spare", "copy"):
+        mock = world.mock(name)
+        mock.plan("fail", chance=0.1)
+        mock.plan("short", chance=0.05)
+        mock.plan("delay", chance=0.2, jitter=0.003)
+        mock.plan("hang", chance=0.03)
+    batches: list[tuple[tent.Batch, np.ndarray[Any, Any]]] = []
+    for _ in range(25):
+        n = int(draw.integers(1, 9))
+        blocks = draw.permutation(SIZE // (4 * KIB))[:n] * 4 * KIB
+        lengths = draw.integers(1, 4 * KIB, n)
+        batch = world.segment.submit(
+            "write",
+            world.device,
+            blocks,
+            world.remote,
+            blocks,
+            lengths,
+            priority=Priority(int(draw.integers(3))),
+            timeout=float(draw.choice([0.01, 20.0])),
+        )
+        batches.append((batch, lengths))
+        if draw.random() < 0.2:
+            batch.cancel()
+
+    def over() -> bool:
+        for name in ("net", "spare", "copy"):
+            world.mock(name).release()
+        return all(batch.done for batch, _ in batches)
+
+    wait_until(over)
+    for batch, lengths in batches:
+        done = batch.status == Status.COMPLETED
+        assert Status.PENDING not in statuses(batch)
+        assert (batch.moved[done] == lengths[done]).all()
+        assert (batch.moved[~done] < lengths[~done]).all()
+    wait_until(lambda: world.free() == 2)
+    assert world.device.inflight.count == 0
+    for name in ("net", "spare", "copy"):
+        world.mock(name).clear()
+    world.segment.write(world.device, world.remote)
+    assert (world.target.array == world.memory).all()
+
+
+def test_what_is_staged_notifies_once_when_all_of_it_has_arrived(make: Make) -> None:
+    world = make()
+    world.mock("net").plan("hang", at=3)
+    batch = world.submit(notify=("staged", b"1"), timeout=NEVER_S)
+    world.mock("net").wait_held(1)
+    assert world.there.poll_notifications() == []
+    world.mock("net").clear()
+    world.mock("net").release()
+    note = world.there.next_notification(NEVER_S)
+    assert (note.name, note.ok) == ("staged", True)
+    assert (world.target.array == world.memory).all()
+    batch.wait(NEVER_S)
+    assert world.there.poll_notifications() == []
+    assert world.here.stats()["deadlines"]["medium"]["count"] == 1
+
+
+def test_what_cannot_be_staged_is_told_as_failed(make: Make) -> None:
+    world = make()
+    world.mock("net").plan("fail", at=2)
+    batch = world.submit(notify="staged")
+    assert not world.there.next_notification(NEVER_S).ok
+    batch.wait(NEVER_S, check=False)
+    assert world.there.poll_notifications() == []
+
+
+def test_device_memory_takes_no_checksums(make: Make) -> None:
+    world = make()
+    with pytest.raises(tent.MemoryUnsupported, match="cuda:0"):
+        world.submit(notify="staged", integrity="crc32c")

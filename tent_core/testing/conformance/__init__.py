@@ -23,13 +23,14 @@ from tent_core.testing.conformance.closing import Closing
 from tent_core.testing.conformance.content import Content
 from tent_core.testing.conformance.contract import Contract
 from tent_core.testing.conformance.departures import Departures
+from tent_core.testing.conformance.files import FileConformance
 from tent_core.testing.conformance.leaks import PEERS, WARM_UP, Leaks
 from tent_core.testing.conformance.machines import Machines
 from tent_core.testing.conformance.notifications import Notifications
 from tent_core.testing.conformance.permissions import Permissions
 from tent_core.testing.conformance.processes import Processes
 
-__all__ = ["PEERS", "WARM_UP", "Base", "Ends", "TransportConformance"]
+__all__ = ["PEERS", "WARM_UP", "Base", "Ends", "FileConformance", "TransportConformance"]
 
 
 class TransportConformance(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,6 +41,8 @@ class Ends:
     there: tent.Engine
     segment: tent.Segment
     random: np.random.Generator
+    files: Path | None = None
+    """Where `offer` makes files instead of memory, for transports to files."""
 
     def bytes(self, size: int) -> NDArray[np.uint8]:
         """Random content."""
@@ -57,6 +61,20 @@ class Ends:
         buffer = engine.allocate(len(content), permission=permission)
         buffer.array[:] = content
         return buffer
+
+    def offer(
+        self,
+        engine: tent.Engine,
+        content: NDArray[np.uint8],
+        memory: str = ALLOCATED,
+        permission: Permission = Permission.GLOBAL_READ_WRITE,
+    ) -> tent.Buffer:
+        """The same at the side whose buffers are read and written: it may be of another kind of memory."""
+        if self.files is None:
+            return self.buffer(engine, content, memory, permission)
+        path = self.files / f"{next(_numbers)}"
+        path.write_bytes(content.tobytes())
+        return engine.register(path, permission=permission)
 
     def remote(self, buffer: tent.Buffer) -> tent.RemoteBuffer:
         """A buffer of `there` as `here` sees it."""
@@ -89,6 +107,9 @@ def apply(
     for a, o, n in zip(at.tolist(), origin.tolist(), lengths.tolist(), strict=True):
         expected[a : a + n] = source[o : o + n]
     return expected
+
+
+_numbers = itertools.count()
 
 
 class Base:
@@ -125,11 +146,15 @@ class Base:
         """What the transport claims."""
         return cls.registry().load(cls.transport).declaration.capabilities
 
+    remote_kind: ClassVar[MemoryKind] = MemoryKind.DRAM
+    """The kind of memory at the side that is read and written."""
+
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def _moves_host_memory(cls) -> None:
-        if not cls.capabilities().moves(MemoryKind.DRAM, MemoryKind.DRAM):
-            pytest.skip(f"{cls.transport} does not claim to move host memory to host memory")
+    def _moves_what_is_tried(cls) -> None:
+        kind = cls.remote_kind
+        if not cls.capabilities().moves(MemoryKind.DRAM, kind):
+            pytest.skip(f"{cls.transport} does not claim to move host memory to {kind} memory")
 
     @pytest.fixture
     def refuses(self, request: pytest.FixtureRequest) -> Refuses:
@@ -142,11 +167,13 @@ class Base:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def _shared_ends(cls) -> Iterator[Ends]:
+    def _shared_ends(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
+        in_files = cls.remote_kind is MemoryKind.FILE
+        files = tmp_path_factory.mktemp("offered") if in_files else None
         with ExitStack() as stack:
             here, there = stack.enter_context(cls.engine()), stack.enter_context(cls.engine())
             segment = stack.enter_context(here.open_segment(there.segment_name))
-            yield Ends(here, there, segment, np.random.default_rng(20240607))
+            yield Ends(here, there, segment, np.random.default_rng(20240607), files)
 
     @pytest.fixture
     def ends(self, _shared_ends: Ends) -> Iterator[Ends]:
@@ -174,5 +201,13 @@ class Base:
             pytest.skip(f"{self.transport} does not claim to reach other processes")
         nursery = request.getfixturevalue("nursery")
         with PeerProcess(self.config(), nursery=nursery) as peer:
-            peer.run(f"pool = engine.allocate({MIB}, name='pool')")
+            self._offer_pool(peer, request)
             yield peer
+
+    def _offer_pool(self, peer: PeerProcess, request: pytest.FixtureRequest) -> None:
+        if self.remote_kind is not MemoryKind.FILE:
+            peer.run(f"pool = engine.allocate({MIB}, name='pool')")
+            return
+        path = request.getfixturevalue("tmp_path") / "pool"
+        path.write_bytes(bytes(MIB))
+        peer.run("pool = engine.register(path, name='pool')", path=path)

@@ -26,7 +26,7 @@ class Buffers(Base):
     @BOTH_KINDS
     def test_an_unregistered_buffer_is_out_of_reach_at_once(self, ends: Ends, memory: str) -> None:
         source = ends.buffer(ends.here, ends.bytes(4 * KIB))
-        target = ends.buffer(ends.there, ends.bytes(4 * KIB), memory)
+        target = ends.offer(ends.there, ends.bytes(4 * KIB), memory)
         array = target.array
         remote = ends.remote(target)
         prepared = ends.segment.prepare(Opcode.WRITE, source, remote)
@@ -60,7 +60,7 @@ class Buffers(Base):
                 started.set()
 
         for round_ in range(20):
-            target = ends.buffer(ends.there, np.zeros(64 * KIB, np.uint8), memory)
+            target = ends.offer(ends.there, np.zeros(64 * KIB, np.uint8), memory)
             array = target.array
             started = threading.Event()
             thread = threading.Thread(
@@ -78,11 +78,11 @@ class Buffers(Base):
 
     def test_ids_that_are_used_again_do_not_revive_old_handles(self, ends: Ends) -> None:
         source = ends.buffer(ends.here, ends.bytes(KIB))
-        old = ends.buffer(ends.there, ends.bytes(KIB))
+        old = ends.offer(ends.there, ends.bytes(KIB))
         remote = ends.remote(old)
         ends.segment.write(source, remote)
         old.unregister()
-        new = ends.buffer(ends.there, ends.bytes(KIB))
+        new = ends.offer(ends.there, ends.bytes(KIB))
         before = new.array.copy()
         assert ends.remote(new).id == remote.id
         with must_fail(WITHDRAWN, SWALLOWED):
@@ -95,10 +95,10 @@ class Buffers(Base):
         self, ends: Ends
     ) -> None:
         source = ends.buffer(ends.here, ends.bytes(4 * KIB))
-        lasting = ends.buffer(ends.there, ends.bytes(4 * KIB))
+        lasting = ends.offer(ends.there, ends.bytes(4 * KIB))
         prepared = ends.segment.prepare(Opcode.WRITE, source, ends.remote(lasting))
         for _ in range(20):
-            others = [ends.buffer(ends.there, ends.bytes(KIB), kind) for kind in KINDS]
+            others = [ends.offer(ends.there, ends.bytes(KIB), kind) for kind in KINDS]
             batch = prepared.post()
             ends.segment.write(source[:KIB], ends.remote(others[0]))
             assert np.array_equal(others[0].array, source.array[:KIB])
@@ -112,7 +112,7 @@ class Buffers(Base):
 
     def test_a_segment_that_is_closed_and_opened_again_works_as_before(self, ends: Ends) -> None:
         source = ends.buffer(ends.here, ends.bytes(KIB))
-        target = ends.buffer(ends.there, ends.bytes(KIB))
+        target = ends.offer(ends.there, ends.bytes(KIB))
         with self.engine() as other:
             ours = ends.buffer(other, source.array)
             for _ in range(3):

@@ -20,7 +20,7 @@ class Cancellation(Base):
 
     def test_a_cancelled_batch_ends_and_nothing_moves_after_its_end(self, ends: Ends) -> None:
         source = ends.buffer(ends.here, ends.bytes(8 * MIB))
-        target = ends.buffer(ends.there, np.zeros(8 * MIB, np.uint8), REGISTERED)
+        target = ends.offer(ends.there, np.zeros(8 * MIB, np.uint8), REGISTERED)
         remote, offsets = ends.remote(target), np.arange(0, 8 * MIB, 64 * KIB)
         for _ in range(10):
             target.array[:] = 0

@@ -24,7 +24,7 @@ class Claims(Base):
         entry = {"name": "asks", "transports": [self.transport], **asked}
         with self.engine(policy=[entry]) as asking:
             source = ends.buffer(asking, ends.bytes(KIB))
-            target = ends.buffer(ends.there, ends.bytes(KIB))
+            target = ends.offer(ends.there, ends.bytes(KIB))
             with asking.open_segment(ends.there.segment_name) as segment:
                 found = asking.explain(segment, KIB)
                 assert found.candidates == ()

@@ -28,7 +28,7 @@ class Closing(Base):
         over = threading.Event()
         threads: list[threading.Thread] = []
         batches: list[tent.Batch] = []
-        target = ends.buffer(ends.there, np.zeros(MIB, np.uint8))
+        target = ends.offer(ends.there, np.zeros(MIB, np.uint8))
         offsets = np.arange(0, MIB, 16 * KIB)
 
         def submit(of: tent.Engine, owner: str, name: str) -> None:

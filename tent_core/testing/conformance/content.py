@@ -26,7 +26,7 @@ class Content(Base):
         self, ends: Ends, memory: str
     ) -> None:
         space = ends.bytes(max(SIZES) + 2 * KIB)
-        target = ends.buffer(ends.there, space, memory)
+        target = ends.offer(ends.there, space, memory)
         remote = ends.remote(target)
         for size in SIZES:
             content = ends.bytes(size)
@@ -46,7 +46,7 @@ class Content(Base):
         target = ends.buffer(ends.here, space, memory)
         for size in SIZES:
             content = ends.bytes(size)
-            source = ends.buffer(ends.there, content, memory)
+            source = ends.offer(ends.there, content, memory)
             target.array[:] = space
             ends.segment.read(target[KIB : KIB + size], ends.remote(source))
             expected = space.copy()
@@ -58,7 +58,8 @@ class Content(Base):
     def test_large_requests_arrive_whole_in_both_directions(self, ends: Ends) -> None:
         pattern = ends.bytes(MIB + 1)
         for size in (16 * MIB, self.largest):
-            local, there = ends.here.allocate(size), ends.there.allocate(size + 2 * KIB)
+            local = ends.here.allocate(size)
+            there = ends.offer(ends.there, np.zeros(size + 2 * KIB, np.uint8))
             local.array[:] = np.resize(pattern, size)
             remote = ends.remote(there)
             ends.segment.write(local, remote[KIB : KIB + size])
@@ -74,7 +75,7 @@ class Content(Base):
     @pytest.mark.parametrize("opcode", [Opcode.WRITE, Opcode.READ], ids=["write", "read"])
     def test_no_alignment_of_either_side_matters(self, ends: Ends, opcode: Opcode) -> None:
         local = ends.buffer(ends.here, ends.bytes(64 * KIB))
-        there = ends.buffer(ends.there, ends.bytes(64 * KIB))
+        there = ends.offer(ends.there, ends.bytes(64 * KIB))
         remote = ends.remote(there)
         to, source = (there, local) if opcode is Opcode.WRITE else (local, there)
         for shift in (0, 1, 2, 3, 5, 7, 63, 4095):

@@ -21,7 +21,7 @@ class Departures(Base):
 
     def test_transfers_to_an_engine_that_closed_fail_with_a_cause(self, ends: Ends) -> None:
         with self.engine() as short_lived:
-            target = ends.buffer(short_lived, ends.bytes(KIB))
+            target = ends.offer(short_lived, ends.bytes(KIB))
             source = ends.buffer(ends.here, ends.bytes(KIB))
             segment = ends.here.open_segment(short_lived.segment_name)
             remote = segment.buffer(target.name)
@@ -29,7 +29,7 @@ class Departures(Base):
         with must_fail(GONE, "a WRITE to an engine that has closed was reported as completed"):
             segment.write(source, remote, timeout=5.0)
         _let_go(ends.here, short_lived.segment_name, self.lets_go_s)
-        ends.segment.write(source, ends.remote(ends.buffer(ends.there, ends.bytes(KIB))))
+        ends.segment.write(source, ends.remote(ends.offer(ends.there, ends.bytes(KIB))))
 
     def test_a_peer_killed_in_the_middle_fails_the_transfer_with_a_cause(
         self, elsewhere: PeerProcess
@@ -61,12 +61,12 @@ class Departures(Base):
         source = ends.buffer(ends.here, ends.bytes(KIB))
         with self.engine() as first:
             name = first.segment_name
-            ends.buffer(first, ends.bytes(KIB))
+            ends.offer(first, ends.bytes(KIB))
             old = ends.here.open_segment(name)
             (remote,) = old.buffers()
             old.write(source, remote)
         with self.engine(control={"listen": name}) as second:
-            target = ends.buffer(second, ends.bytes(KIB))
+            target = ends.offer(second, ends.bytes(KIB))
             before = target.array.copy()
             with must_fail(GONE, "a WRITE to an engine that has gone was reported as completed"):
                 old.write(source, remote, timeout=5.0)

@@ -18,8 +18,8 @@ class Permissions(Base):
     def test_permissions_of_the_owner_hold(self, ends: Ends, memory: str) -> None:
         content = ends.bytes(4 * KIB)
         local = ends.buffer(ends.here, ends.bytes(4 * KIB))
-        readable = ends.buffer(ends.there, content, memory, Permission.GLOBAL_READ_ONLY)
-        private = ends.buffer(ends.there, content, memory, Permission.LOCAL_READ_WRITE)
+        readable = ends.offer(ends.there, content, memory, Permission.GLOBAL_READ_ONLY)
+        private = ends.offer(ends.there, content, memory, Permission.LOCAL_READ_WRITE)
         ends.segment.read(local, ends.remote(readable))
         assert np.array_equal(local.array, content)
         for refused in (readable, private):
@@ -44,7 +44,7 @@ class Permissions(Base):
         self, ends: Ends, offset: int, length: int
     ) -> None:
         source = ends.buffer(ends.here, ends.bytes(16 * KIB))
-        target = ends.buffer(ends.there, ends.bytes(4 * KIB))
+        target = ends.offer(ends.there, ends.bytes(4 * KIB))
         before = target.array.copy()
         offsets = np.array([0, offset], np.int64 if offset < 0 else np.uint64)
         with pytest.raises(tent.RangeError):

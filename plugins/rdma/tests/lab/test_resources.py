@@ -16,10 +16,11 @@ from tent_core.testing.peers import PeerProcess
 from tent_core.testing.waiting import wait_until
 from tent_rdma.devices import ChosenDevice
 
-pytestmark = [pytest.mark.rdma, pytest.mark.timeout(600)]
-
-PEERS = 40 if os.environ.get("TENT_TEST_FULL") == "1" else 10
+FULL = os.environ.get("TENT_TEST_FULL") == "1"
+PEERS = 40 if FULL else 10
 WARM_UP = 3
+
+pytestmark = [pytest.mark.rdma, pytest.mark.timeout(1400 if FULL else 600)]
 
 
 def test_a_buffer_is_registered_once_on_every_nic(

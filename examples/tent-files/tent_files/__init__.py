@@ -1,0 +1,1 @@
+"""The transport `files` for TENT: between host memory and files of this machine."""

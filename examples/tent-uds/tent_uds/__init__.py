@@ -1,0 +1,1 @@
+"""The transport `uds` for TENT: requests as frames over a Unix-domain socket."""
