@@ -117,7 +117,9 @@ def compare(
     }
 
 
-def cases(engine: tent.Engine, owner: str, name: str) -> dict[str, tuple[Callable[[], object], int]]:
+def cases(
+    engine: tent.Engine, owner: str, name: str
+) -> dict[str, tuple[Callable[[], object], int]]:
     """What is called, and how often in a block."""
     segment = engine.open_segment(owner)
     remote = segment.buffer("pool")
@@ -172,7 +174,9 @@ def main() -> int:
         for what, each in found.items()
     }
     if options.json:
-        print(json.dumps({"load": os.getloadavg()[0], "results": found, "ok": not any(dear.values())}))
+        print(
+            json.dumps({"load": os.getloadavg()[0], "results": found, "ok": not any(dear.values())})
+        )
     else:
         print(f"load average {os.getloadavg()[0]:.1f}; microseconds a call")
         for what, each in found.items():
