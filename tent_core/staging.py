@@ -27,6 +27,7 @@ from tent_core.checked import Checked
 from tent_core.columns import subset
 from tent_core.errors import (
     DeadlinePassed,
+    OutcomeUnknown,
     StaleHandle,
     TentError,
     TransferCanceled,
@@ -44,6 +45,7 @@ from tent_core.work import Requests
 
 if TYPE_CHECKING:
     from tent_core.alarm import Handle
+    from tent_core.endpoints import Endpoints
     from tent_core.engine import Engine
     from tent_core.peers import LivePeer
 
@@ -115,6 +117,7 @@ class Stager:
         self._memory: Buffer | None = None
         self._segment: Segment | None = None
         self._borrowed: weakref.WeakKeyDictionary[LivePeer, Borrowed] = weakref.WeakKeyDictionary()
+        self._aside: list[tuple[Endpoints, int, int]] = []
         self.lender = Lender(engine, buffers * chunk, self.own_segment)
         self.channel = CHANNEL
 
@@ -201,6 +204,25 @@ class Stager:
         self._borrowed[peer] = Borrowed(buffer, Slots(lent.slots), lent.size)
 
     @property
+    def has_aside(self) -> bool:
+        """Whether slots are set aside."""
+        return bool(self._aside)
+
+    def set_aside(self, peer: LivePeer, number: int) -> None:
+        """Do not lend this slot before the connections to the peer have been closed: something that failed
+        may still take data from it."""
+        with self._lock:
+            self._aside.append((peer.endpoints, peer.endpoints.closed, number))
+
+    def reclaim(self) -> None:
+        """Lend again what was set aside for connections that have been closed since."""
+        with self._lock:
+            over = [entry for entry in self._aside if entry[0].closed > entry[1]]
+            self._aside = [entry for entry in self._aside if entry not in over]
+        for _, _, slot in over:
+            self.slots.give_back(slot)
+
+    @property
     def here(self) -> tuple[Buffer, Segment, RemoteBuffer]:
         """The memory, this engine's own segment, and the memory as seen through it."""
         memory, segment = self._memory, self._segment
@@ -245,6 +267,8 @@ class Staged:
         here = replace(
             options, timeout=float("inf"), deadline=deadline, transport=None, note=None, part=True
         )
+        # A write that was left behind would take from a slot that has other data by then.
+        here = replace(here, retry_unfenced=False)
         self.inside = replace(here, policy=None, intent=Intent.STAGING_INTERNAL)
         self.onward = replace(here, policy=selection.entry.name, transport=options.transport)
         # A part is less than twice as large as its pieces may be.
@@ -262,6 +286,8 @@ class Staged:
     def run(self) -> None:
         """Set all chunks going; never waits."""
         self._alarm = self.engine.dispatcher.alarm.at(self.deadline, self._late)
+        if self.stager.has_aside:
+            self.stager.reclaim()
         self.stager.ready(self.peer, self.here, self.there, self._begin)
 
     def _begin(self, error: TentError | None) -> None:
@@ -314,7 +340,7 @@ class Chunk:
         self._borrowed: Borrowed | None = None
         self._their_slot: int | None = None
         self._unknown = False
-        """Whether the peer may still use the slot that is ours there."""
+        """Whether a hop that failed may still use the slots."""
         self._batch: Batch | None = None
         self._names: list[str] = []
         hops = [self._inside] if staged.here else []
@@ -402,6 +428,9 @@ class Chunk:
             status = Status(int(batch.status[there[0]]))
             moved = batch.moved[there] if last else np.zeros(len(there), np.uint64)
             self._fail(self._rows[there], status, failed.tries, moved)
+            self._unknown |= bool(failed.tries) and isinstance(
+                failed.tries[-1].cause, OutcomeUnknown
+            )
         names = " ".join(batch.transports())
         self._hopped(np.flatnonzero(batch.status == Status.COMPLETED), names)
 
@@ -432,9 +461,14 @@ class Chunk:
 
     def _end(self) -> None:
         self._batch = None
+        stager, peer = self._staged.stager, self._staged.peer
         slot, self._slot = self._slot, None
         if slot is not None:
-            self._staged.stager.slots.give_back(slot)
+            if self._unknown:
+                stager.set_aside(peer, slot)
+            else:
+                stager.slots.give_back(slot)
+        # What is set aside at the peer comes back with what it lends next.
         if self._their_slot is not None and self._borrowed is not None and not self._unknown:
             self._borrowed.slots.give_back(self._their_slot)
         self._staged.ended()
