@@ -160,7 +160,7 @@ class Engine:
             )
             self._share_slots()
             staging = self.settings.staging
-            self.stager = Stager(self, staging.buffers, staging.chunk)
+            self.stager = Stager(self, staging.buffers, staging.chunk, staging.lent)
             self.dispatcher.stage = self.stager.stage
             self.dispatcher.relieve = _relief(self.roster, self._control)
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))

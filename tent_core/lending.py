@@ -36,7 +36,7 @@ from tent_core.memory import Buffer
 from tent_core.policy import HOST_MEMORY
 from tent_core.remote import Segment
 from tent_core.serial import SerialQueue
-from tent_core.types import Intent, Opcode, Permission, Priority, Status
+from tent_core.types import Intent, MemoryKind, Opcode, Permission, Priority, Status
 from tent_core.work import Requests
 
 if TYPE_CHECKING:
@@ -119,10 +119,11 @@ def _read_copy(message: bytes) -> Copy:
 class Lender:
     """What one engine lends. Thread-safe. `own` waits, and answers the engine's own segment."""
 
-    def __init__(self, engine: Engine, most: int, own: Any) -> None:
-        """`most`: bytes for each peer."""
+    def __init__(self, engine: Engine, most: int, peers: int, own: Any) -> None:
+        """`most`: bytes for each of at most so many peers."""
         self._engine = engine
         self._most = most
+        self._peers = peers
         self._own = own
         self._lock = threading.Lock()
         self._lent: dict[PeerKey, tuple[Buffer, Lent]] = {}
@@ -186,8 +187,17 @@ class Lender:
     def _lend(self, peer: PeerKey, size: int) -> Lent:
         with self._lock:
             known = self._lent.get(peer)
+            full = len(self._lent) >= self._peers
         if known is not None and known[1].size == size:
             return known[1]
+        facts = self._engine.dispatcher.planner.facts.values()
+        able = [fact.capabilities for fact in facts if fact.capabilities is not None]
+        if not any(can.moves(MemoryKind.GPU, MemoryKind.DRAM) for can in able):
+            raise TransportError("no transport copies between device memory and host memory there")
+        if known is None and full:
+            raise TransportError(
+                f"memory to stage in is lent to {self._peers} peers already; see staging.lent there"
+            )
         count = self._most // size if size else 0
         if not count or known is not None:
             raise TransportError(

@@ -108,7 +108,7 @@ class Borrowed(NamedTuple):
 class Stager:
     """The staging of one engine. Its memory is made, and its own segment opened, at the first use."""
 
-    def __init__(self, engine: Engine, buffers: int, chunk: int) -> None:
+    def __init__(self, engine: Engine, buffers: int, chunk: int, lent: int) -> None:
         self._engine = engine
         self.buffers = buffers
         self.chunk = chunk
@@ -118,7 +118,7 @@ class Stager:
         self._segment: Segment | None = None
         self._borrowed: weakref.WeakKeyDictionary[LivePeer, Borrowed] = weakref.WeakKeyDictionary()
         self._aside: list[tuple[Endpoints, int, int]] = []
-        self.lender = Lender(engine, buffers * chunk, self.own_segment)
+        self.lender = Lender(engine, buffers * chunk, lent, self.own_segment)
         self.channel = CHANNEL
 
     def stage(

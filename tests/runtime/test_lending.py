@@ -209,6 +209,14 @@ def test_explain_shows_what_the_peer_does(make: Make) -> None:
     assert "at the peer" in str(found)
 
 
+def test_no_more_peers_than_the_settings_say_are_lent_memory(make: Make) -> None:
+    world = make(staging={"buffers": 2, "chunk": CHUNK, "lent": 0})
+    batch = world.submit().wait(NEVER_S, check=False)
+    assert statuses(batch) == [Status.FAILED]
+    assert "staging.lent" in batch.explain_failures()
+    assert all("staging" not in b.name for b in world.there.buffers())
+
+
 def test_sides_with_other_chunks_say_so(make: Make) -> None:
     world = make(staging={"buffers": 2, "chunk": "8KiB"})
     world.here.stager.chunk = 64 * KIB
@@ -286,6 +294,19 @@ def test_a_copy_that_the_owner_does_not_permit_is_refused(make: Make) -> None:
     allowed = _copy(world, opcode=Opcode.READ, rows=rows)
     found, _ = lending.read_copied(_ask(world, lending.ask_copy(allowed)), 1)
     assert found.tolist() == [Status.COMPLETED]
+
+
+def test_an_engine_without_device_memory_lends_nothing(make: Make) -> None:
+    plain = Registry.of(tent_mock.declare("net", 1001, reach=Reach.NETWORK))
+    config = {"policy": [{"name": "any", "transports": ["net"]}], "log": {"level": "error"}}
+    with (
+        tent.Engine(config, plugins=plain) as there,
+        tent.Engine(config, plugins=plain) as here,
+        here.open_segment(there.segment_name) as segment,
+    ):
+        with pytest.raises(tent.TransportError, match="no transport copies"):
+            segment.peer.connection.bootstrap(lending.CHANNEL, 0, lending.ask(CHUNK), 5.0)
+        assert there.buffers() == []
 
 
 @pytest.mark.parametrize(
