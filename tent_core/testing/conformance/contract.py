@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tent_core import topology
 from tent_core.errors import TentError, TransportError
 from tent_core.testing.conformance.base import KIB, MIB, Base
 from tent_core.testing.conformance.verdicts import assert_arrived, assert_untouched
-from tent_core.testing.harness import Row, Side, Submitted
+from tent_core.testing.harness import Context, Row, Side, Submitted
 from tent_core.transport import Endpoint, LocalBuffer
 from tent_core.types import Opcode, Permission, Status
 from tent_core.work import Work
@@ -50,17 +51,22 @@ class Contract(Base):
     @pytest.fixture
     def pair(self) -> Iterator[Pair]:
         """Two sides that are connected; `ours` is 64 KiB of 9s."""
-        declaration = self.registry().load(self.transport).declaration
         with ExitStack() as stack:
-            here, there = (
-                stack.enter_context(Side(declaration, **self.settings)) for _ in range(2)
-            )
+            here, there = (stack.enter_context(self._side()) for _ in range(2))
             there.register(np.zeros(KIB, np.uint8))  # what starts with the first buffer has started
             source = np.full(64 * KIB, 9, np.uint8)
             ours = here.register(source)
             endpoint = here.connect(there)
             stack.callback(endpoint.close, "the test ends")
             yield Pair(here, there, endpoint, ours, source)
+
+    def _side(self) -> Side:
+        """A side that sees the devices of this machine, as an engine does. It has not been started."""
+        side = Side(self.registry().load(self.transport).declaration, **self.settings)
+        found = topology.discover()
+        side.context = Context(side, side.context.settings, found)
+        side.segment.update(lambda old: replace(old, devices=found.devices()))
+        return side
 
     def _checks(self) -> None:
         if not self.capabilities().owner_checked:
@@ -188,9 +194,8 @@ class Contract(Base):
         assert late.wait(2.0).status[0] != Status.COMPLETED, "a closed endpoint carries work"
 
     def test_stopping_is_allowed_twice_and_before_any_start(self) -> None:
-        declaration = self.registry().load(self.transport).declaration
-        Side(declaration, **self.settings).transport.stop()
-        with Side(declaration, **self.settings) as side:
+        self._side().transport.stop()
+        with self._side() as side:
             side.transport.stop()
 
 
