@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Any, Protocol
 
 from tent_core.admission import Rules
 from tent_core.alarm import Alarm
+from tent_core.attempt import FirstAttempt
 from tent_core.batch import Batch, Options, Rows
-from tent_core.carry import Carry
-from tent_core.errors import ClosedError, TransportError
+from tent_core.carry import Carry, interrupt, raised
+from tent_core.errors import ClosedError, TentError, TransportError
 from tent_core.log import RateLimited
+from tent_core.pace import BULK
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
 from tent_core.policy import Selection
@@ -175,6 +178,8 @@ class Dispatcher:
         limited = self.limits.get(options.priority) is not None or (
             options.priority in self.taking_turns
         )
+        if not limited and self._at_once(batch, peer, groups, options, deadline, may_block):
+            return
         for group in groups:
             requests, rows, selection = group.requests, group.rows, group.selection
             names = selection.candidates
@@ -211,6 +216,102 @@ class Dispatcher:
                 batch.carried_by(carries, self._push)
             for carry in carries:
                 carry.run()
+
+    def _at_once(
+        self,
+        batch: Batch,
+        peer: LivePeer,
+        groups: list[Group],
+        options: Options,
+        deadline: float,
+        may_block: bool,
+    ) -> bool:
+        """Give one group to its first candidate, where nothing stands in the way; False if something does.
+
+        A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once an attempt has failed.
+        """
+        if len(groups) != 1 or self.overrule is not None:
+            return False
+        requests, rows, selection, merged = groups[0]
+        traffic, entry = peer.traffic, selection.entry
+        if (
+            merged is not None
+            or entry is None
+            or not selection.untimed
+            or options.attempt_s is not None
+            or options.stall_s is not None
+            or traffic.troubled
+            or (traffic.pacing and requests.total >= BULK)
+        ):
+            return False
+        name = selection.candidates[0]
+        endpoint = peer.endpoints.ready.get(name)
+        began = self.now()
+        if endpoint is None or began >= deadline:
+            return False
+
+        attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
+        inline: Carry | None = None
+        submitting = threading.get_ident()
+
+        def finished(work: Work) -> None:
+            nonlocal inline
+            if not work.causes:
+                if attempt is not None:
+                    attempt.ended()
+                self.count(peer, name, work, batch.requests(rows), 0, began)
+                batch.settle(rows, work.status, work.moved, name)
+                return
+            carry = Carry(
+                self,
+                batch,
+                peer,
+                work.requests,
+                rows,
+                selection,
+                selection.candidates,
+                options,
+                deadline,
+                may_block,
+                False,
+            )
+            carry.take_up(began)
+            if attempt is not None:
+                attempt.failed(carry)
+            if submitting == threading.get_ident():
+                inline = carry  # this same thread goes on below
+            else:
+                carry.go_on_later(work)
+
+        work = Work(
+            requests,
+            finished,
+            may_block=may_block,
+            deadline=deadline,
+            devices=entry.devices,
+            qp_pool=entry.qp_pool,
+            priority=options.priority,
+        )
+        if not may_block:
+            able = self.planner.facts[name].capabilities
+            cancels = able is not None and able.cancellation
+            log = self.log
+            attempt = FirstAttempt(
+                work, (lambda work: interrupt(endpoint, work, name, log)) if cancels else None
+            )
+            batch.carried_by((attempt,), self._push)
+        try:
+            endpoint.submit(work)
+        except TentError as error:
+            work.refuse(error)
+        except Exception as error:
+            work.fail(raised(self.log, name, error), fenced=False)
+        submitting = 0
+        if inline is not None:
+            inline.go_on(work)
+        elif attempt is not None and attempt.cancelled:
+            attempt.cancel()  # by somebody who came before the transport knew the work
+        return True
 
     def _parts(
         self, sink: Sink, requests: Requests, rows: Rows
