@@ -40,6 +40,8 @@ class Endpoints:
         self._lock = threading.Lock()
         self._connecting: dict[str, Future[Endpoint]] = {}
         self._closings = 0
+        self.closed = 0
+        """How often everything that there was has been closed."""
         self._over: str | None = None
         self.ready: dict[str, Endpoint] = {}
         self.unreachable: dict[str, str] = {}
@@ -161,7 +163,12 @@ class Endpoints:
             if endpoint is not None:
                 endpoint.close(reason)
 
-        self._on_all("close", close, done, despite_errors=True)
+        def closed() -> None:
+            with self._lock:
+                self.closed += 1
+            done()
+
+        self._on_all("close", close, closed, despite_errors=True)
 
     def _on_all(
         self,

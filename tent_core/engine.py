@@ -160,7 +160,7 @@ class Engine:
             )
             self._share_slots()
             staging = self.settings.staging
-            self.stager = Stager(self, staging.buffers, staging.chunk)
+            self.stager = Stager(self, staging.buffers, staging.chunk, staging.lent)
             self.dispatcher.stage = self.stager.stage
             self.dispatcher.relieve = _relief(self.roster, self._control)
             self.inspector = Inspector(partial(_document_of, weakref.ref(self)))
@@ -332,6 +332,10 @@ class Engine:
         """The slice of a registered buffer at a raw address. Raises RangeError naming the nearest buffer."""
         buffer, offset = self._buffers.locate(address, length)
         return BufferSlice(buffer, offset, length)
+
+    def sessions(self) -> list[SessionInfo]:
+        """The sessions that peers have opened here."""
+        return self._control.sessions()
 
     def buffers(self) -> list[Buffer]:
         """The registered buffers."""
@@ -505,6 +509,7 @@ class Engine:
             self._log.warning("memory_kept_alive", buffer=buffer.name, holders=holders)
         self._integrity.close(0.5)
         self._buffers.forget_all()
+        self.stager.lender.close(0.5)
         self.dispatcher.close(0.5)
         self._leave_slots()
         self._hooks.close(0.5)
@@ -577,6 +582,8 @@ class _Handler:
     ) -> concurrent.futures.Future[bytes]:
         """Hand a peer's bootstrap message to the transport, on the transport's own queue."""
         engine = self._engine()
+        if engine is not None and transport == engine.stager.channel:
+            return engine.stager.lender.asked(peer, payload)
         running = engine._transports.get(transport) if engine is not None else None
         if running is None or running.number != number:
             refused: concurrent.futures.Future[bytes] = concurrent.futures.Future()
@@ -621,6 +628,7 @@ class _Handler:
         engine = self._engine()
         if engine is None or engine._closed:
             return []
+        engine.stager.lender.departed(info.key)
         return engine.roster.session_departed(info, reason)
 
 

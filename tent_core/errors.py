@@ -94,6 +94,10 @@ class DeadlinePassed(TransportError):
     """It was not done by its deadline."""
 
 
+class OutcomeUnknown(TransportError):
+    """A write failed in such a way that it may still go on: what it was to write to is in doubt."""
+
+
 class NotificationFailed(TentError):
     """All data of a batch has arrived, but the peer's engine did not acknowledge the notification about it.
 

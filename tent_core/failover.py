@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.errors import PeerDeparted, TransportError, UsageError
+from tent_core.errors import OutcomeUnknown, PeerDeparted, UsageError
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
 
@@ -64,7 +64,7 @@ def _verdict(rows: NDArray[np.intp], status: Status, cause: Exception, unknown: 
     if status in (Status.CANCELED, Status.TIMEOUT):
         return Verdict(rows, cause, False, status, False)
     if unknown:
-        why = TransportError(
+        why = OutcomeUnknown(
             f"outcome unknown: {cause}; the attempt may still write, so it was not moved"
         )
         why.__cause__ = cause

@@ -81,15 +81,19 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way through host memory of this process: `copies` move between the local memory and it, `carriers`
-    between it and the peer; each in order of preference."""
+    """A way through host memory: `copies` move between the local memory and host memory here (empty: there is
+    no need), `carriers` between what is here and what is at the peer. `at_peer`: the peer's engine lends host
+    memory and copies between it and its buffers. Each in order of preference."""
 
     copies: tuple[str, ...]
     carriers: tuple[str, ...]
+    at_peer: bool = False
 
     def __str__(self) -> str:
         copies, carriers = (" or ".join(names) for names in (self.copies, self.carriers))
-        return f"staged in host memory here, by {copies}; between it and the peer, by {carriers}"
+        here = [f"staged in host memory here, by {copies}"] if copies else []
+        there = ["staged in host memory at the peer, which copies itself"] if self.at_peer else []
+        return "; ".join([*here, *there, f"in between, by {carriers}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,21 +212,18 @@ def find_route(
     remote_offers: Mapping[str, int],
     unreachable: Mapping[str, str],
 ) -> Route | None:
-    """How a request that no transport carries alone gets through host memory here, or None.
+    """How a request that no transport carries alone gets through host memory, or None.
 
-    The way between that memory and the peer is chosen by the request's own `entry`. The one between it and
-    the local buffer is a request within this process, with the intent STAGING_INTERNAL, that the policy's
-    entries match like any other.
+    The way to the peer is chosen by the request's own `entry`. The one between host memory here and the local
+    buffer is a request within this process, with the intent STAGING_INTERNAL, that the policy's entries match
+    like any other. Whether the peer can copy it knows itself. As little is staged as will do.
     """
-    if memory_kind(query.local_memory) is MemoryKind.DRAM:
-        return None
+    here, there = memory_kind(query.local_memory), memory_kind(query.remote_memory)
     host = {
         name: fact.number
         for name, fact in facts.items()
         if fact.capabilities is not None and fact.capabilities.touches(MemoryKind.DRAM)
     }
-    onward = replace(query, local_memory=HOST_MEMORY, size=1, policy_name=entry.name)
-    carriers = select(entries, onward, facts, host, remote_offers, unreachable).candidates
     inside = replace(
         query,
         segment_type="memory",
@@ -232,8 +233,35 @@ def find_route(
         intent=Intent.STAGING_INTERNAL,
         policy_name=None,
     )
-    copies = select(entries, inside, facts, local_offers, host, {}).candidates
-    return Route(copies, carriers) if copies and carriers else None
+    copies: tuple[str, ...] = ()
+    if here is not MemoryKind.DRAM:
+        copies = select(entries, inside, facts, local_offers, host, {}).candidates
+    may_here = bool(copies)
+    may_there = there is MemoryKind.GPU and _may_copy(there, facts, remote_offers)
+    for at_here, at_peer in ((True, False), (False, True), (True, True)):
+        if (at_here and not may_here) or (at_peer and not may_there):
+            continue
+        onward = replace(
+            query,
+            local_memory=HOST_MEMORY if at_here else query.local_memory,
+            remote_memory=HOST_MEMORY if at_peer else query.remote_memory,
+            size=1,
+            policy_name=entry.name,
+        )
+        offers = host if at_here else local_offers, host if at_peer else remote_offers
+        carriers = select(entries, onward, facts, *offers, unreachable).candidates
+        if carriers:
+            return Route(copies if at_here else (), carriers, at_peer)
+    return None
+
+
+def _may_copy(
+    kind: MemoryKind, facts: Mapping[str, TransportFacts], offers: Mapping[str, int]
+) -> bool:
+    """Whether one of those that offer a peer's buffer may copy between it and host memory there. One that is
+    not known here may."""
+    known = [facts[name].capabilities if name in facts else None for name in offers]
+    return any(able is None or able.moves(kind, MemoryKind.DRAM) for able in known)
 
 
 def _matches(entry: PolicyEntry, query: Query) -> bool:

@@ -235,8 +235,10 @@ class StagingSettings(Section):
 
     buffers: int = Field(8, ge=2)
     """How many chunks may be on their way at once, in all; this much memory is taken at the first use."""
-    chunk: Size = Field(1 << 20, ge=8192)
+    chunk: Size = Field(4 << 20, ge=8192)
     """Size of each."""
+    lent: int = Field(8, ge=0)
+    """To how many peers at once as much is lent again, for them to stage at this side."""
 
 
 class WaitSettings(Section):

@@ -1,9 +1,10 @@
-"""Data that no transport moves between two memories directly goes through host memory of this process.
+"""Data that no transport moves between two memories directly goes through host memory, here or at the peer.
 
-Requests are cut into chunks. Each takes a slot of a pool, makes two hops as ordinary batches of the engine,
-one between the local memory and the slot, one between the slot and the peer, and gives the slot back; so one
-chunk is copied while another is on the wire. The hop within the process goes to this engine's own segment,
-which it opens like any other. The peer needs to know nothing of it.
+Requests are cut into chunks. Each takes a slot of a pool at the side, or sides, where it is staged, makes its
+hops one after another, and gives the slots back; so one chunk is copied while another is on the wire. The hop
+between the local memory and a slot here, and the one between here and the peer, are ordinary batches of this
+engine; the former goes to its own segment, which it opens like any other, and of it the peer knows nothing.
+The hop between a slot at the peer and its memory the peer makes when it is asked to (`lending.py`).
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tent_core import lending
 from tent_core.batch import Batch, Options, Rows, Try
 from tent_core.checked import Checked
 from tent_core.columns import subset
 from tent_core.errors import (
     DeadlinePassed,
+    OutcomeUnknown,
     StaleHandle,
     TentError,
     TransferCanceled,
     TransportError,
 )
+from tent_core.lending import CHANNEL, Copy, Lender
 from tent_core.memory import Buffer
 from tent_core.once import Once
 from tent_core.policy import HOST_MEMORY, Selection
@@ -39,9 +45,13 @@ from tent_core.work import Requests
 
 if TYPE_CHECKING:
     from tent_core.alarm import Handle
+    from tent_core.endpoints import Endpoints
     from tent_core.engine import Engine
     from tent_core.peers import LivePeer
 
+PEER_COPY_S = 10.0
+"""How long a peer may take for the copy of one chunk."""
+LATE_S = 1.0
 BUFFER = "tent.staging"
 """Name of the buffer that has the slots. Peers see it among the others."""
 
@@ -87,10 +97,18 @@ class Slots:
             return len(self._free)
 
 
+class Borrowed(NamedTuple):
+    """Memory at a peer to stage in: a buffer of `slots`, each of `size` bytes, which are ours to use."""
+
+    buffer: RemoteBuffer
+    slots: Slots
+    size: int
+
+
 class Stager:
     """The staging of one engine. Its memory is made, and its own segment opened, at the first use."""
 
-    def __init__(self, engine: Engine, buffers: int, chunk: int) -> None:
+    def __init__(self, engine: Engine, buffers: int, chunk: int, lent: int) -> None:
         self._engine = engine
         self.buffers = buffers
         self.chunk = chunk
@@ -98,6 +116,10 @@ class Stager:
         self._lock = threading.Lock()
         self._memory: Buffer | None = None
         self._segment: Segment | None = None
+        self._borrowed: weakref.WeakKeyDictionary[LivePeer, Borrowed] = weakref.WeakKeyDictionary()
+        self._aside: list[tuple[Endpoints, int, int]] = []
+        self.lender = Lender(engine, buffers * chunk, lent, self.own_segment)
+        self.channel = CHANNEL
 
     def stage(
         self,
@@ -112,28 +134,93 @@ class Stager:
         """What carries these requests through host memory, once it is run. They hold their buffers."""
         return Staged(self._engine, self, sink, rows, requests, peer, selection, options, deadline)
 
-    def ready(self, go: Callable[[TentError | None], None]) -> None:
-        """`go(None)` once there is memory and a way to it, or `go(error)`; perhaps in another thread."""
-        if self._segment is not None and self._segment.peer.departed is None:
+    def ready(
+        self, peer: LivePeer, here: bool, there: bool, go: Callable[[TentError | None], None]
+    ) -> None:
+        """`go(None)` once there is memory at the sides where it is needed, and a way to it, or `go(error)`;
+        perhaps in another thread."""
+        if (not here or self._has_own()) and (not there or self.lent_by(peer) is not None):
             go(None)
         else:
-            self._engine.dispatcher.patiently(lambda: go(self._prepared()))
+            self._engine.dispatcher.patiently(lambda: go(self._prepared(peer, here, there)))
 
-    def _prepared(self) -> TentError | None:
-        engine = self._engine
+    def _has_own(self) -> bool:
+        return (
+            self._memory is not None
+            and self._segment is not None
+            and self._segment.peer.departed is None
+        )
+
+    def _prepared(self, peer: LivePeer, here: bool, there: bool) -> TentError | None:
         try:
-            with self._lock:  # held for one call to ourselves: others need its outcome as well
-                if self._memory is None:
-                    size = self.buffers * self.chunk
-                    self._memory = engine.allocate(
-                        size, HOST_MEMORY, name=BUFFER, permission=Permission.GLOBAL_READ_WRITE
-                    )
-                if self._segment is None or self._segment.peer.departed is not None:
-                    self._segment = engine.open_segment(engine.segment_name)
-                    self._segment.buffer(BUFFER)
+            if here:
+                self._make()
+            if there and self.lent_by(peer) is None:
+                self._borrow(peer)
         except TentError as error:
             return error
         return None
+
+    def own_segment(self) -> Segment:
+        """This engine's own segment. Waits the first time."""
+        with self._lock:  # held for one call to ourselves: others need its outcome as well
+            if self._segment is None or self._segment.peer.departed is not None:
+                self._segment = self._engine.open_segment(self._engine.segment_name)
+            return self._segment
+
+    def _make(self) -> None:
+        with self._lock:
+            if self._memory is None:
+                self._memory = self._engine.allocate(
+                    self.buffers * self.chunk,
+                    HOST_MEMORY,
+                    name=BUFFER,
+                    permission=Permission.GLOBAL_READ_WRITE,
+                )
+        self.own_segment().buffer(BUFFER)
+
+    def lent_by(self, peer: LivePeer) -> Borrowed | None:
+        """What the peer lends, as long as it does."""
+        known = self._borrowed.get(peer)
+        if known is None or peer.find(known.buffer.name) is not known.buffer:
+            return None
+        return known
+
+    def _borrow(self, peer: LivePeer) -> None:
+        """Ask the peer for memory, and wait for it."""
+        timeout = self._engine.call_timeout(None)
+        peer.begin(timeout)
+        try:
+            answer = peer.connection.bootstrap(CHANNEL, 0, lending.ask(self.chunk), timeout)
+            lent = lending.read_lent(answer)
+            buffer = _lent(peer, lent)
+            if buffer is None:
+                peer.connection.refresh(timeout)
+                buffer = _lent(peer, lent)
+        finally:
+            peer.end()
+        if buffer is None or lent.size != self.chunk:
+            raise TransportError(f"what peer {peer.key} lends to stage in is not there")
+        self._borrowed[peer] = Borrowed(buffer, Slots(lent.slots), lent.size)
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether slots are set aside."""
+        return bool(self._aside)
+
+    def set_aside(self, peer: LivePeer, number: int) -> None:
+        """Do not lend this slot before the connections to the peer have been closed: something that failed
+        may still take data from it."""
+        with self._lock:
+            self._aside.append((peer.endpoints, peer.endpoints.closed, number))
+
+    def reclaim(self) -> None:
+        """Lend again what was set aside for connections that have been closed since."""
+        with self._lock:
+            over = [entry for entry in self._aside if entry[0].closed > entry[1]]
+            self._aside = [entry for entry in self._aside if entry not in over]
+        for _, _, slot in over:
+            self.slots.give_back(slot)
 
     @property
     def here(self) -> tuple[Buffer, Segment, RemoteBuffer]:
@@ -143,10 +230,10 @@ class Stager:
             raise TransportError("there is no memory to stage in")
         return memory, segment, segment.buffer(BUFFER)
 
-    def rows(self, number: int, lengths: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Addresses and lengths of ranges that follow one another in a slot."""
-        memory = self._memory
-        assert memory is not None
+    def rows(
+        self, memory: Buffer | RemoteBuffer, number: int, lengths: NDArray[np.uint64]
+    ) -> NDArray[np.uint64]:
+        """Addresses and lengths of ranges that follow one another in a slot of `memory`."""
         start = np.uint64(memory.address + number * self.chunk)
         return np.stack((start + np.cumsum(lengths) - lengths, lengths), axis=1)
 
@@ -166,15 +253,22 @@ class Staged:
         options: Options,
         deadline: float,
     ) -> None:
+        route = selection.route
         assert selection.entry is not None
+        assert route is not None
+        self.here, self.there = bool(route.copies), route.at_peer
         self.engine = engine
         self.stager = stager
         self.peer = peer
         self.deadline = deadline
         self._cancelled = False
+        self.given_up: tuple[TentError, Status] | None = None
+        """Why, and as what, everything ends that still waits for memory."""
         here = replace(
             options, timeout=float("inf"), deadline=deadline, transport=None, note=None, part=True
         )
+        # A write that was left behind would take from a slot that has other data by then.
+        here = replace(here, retry_unfenced=False)
         self.inside = replace(here, policy=None, intent=Intent.STAGING_INTERNAL)
         self.onward = replace(here, policy=selection.entry.name, transport=options.transport)
         # A part is less than twice as large as its pieces may be.
@@ -182,7 +276,8 @@ class Staged:
         whole = PartsSink(sink, rows, pieces)
         self._chunks = [
             Chunk(self, part(requests, pieces, start, stop), whole.part(start, stop))
-            for start, stop in spans
+            for begin, end in spans
+            for start, stop in _short(begin, end)
         ]
         self._left = len(self._chunks)
         self._lock = threading.Lock()
@@ -191,7 +286,9 @@ class Staged:
     def run(self) -> None:
         """Set all chunks going; never waits."""
         self._alarm = self.engine.dispatcher.alarm.at(self.deadline, self._late)
-        self.stager.ready(self._begin)
+        if self.stager.has_aside:
+            self.stager.reclaim()
+        self.stager.ready(self.peer, self.here, self.there, self._begin)
 
     def _begin(self, error: TentError | None) -> None:
         for chunk in self._chunks:
@@ -216,6 +313,7 @@ class Staged:
         return self._cancelled
 
     def _give_up(self, cause: TentError, status: Status) -> None:
+        self.given_up = (cause, status)
         for chunk in self._chunks:
             chunk.give_up(cause, status)
 
@@ -229,77 +327,128 @@ class Staged:
 
 
 class Chunk:
-    """What goes through one slot at once: waits for it, makes one hop, and the other with what is left."""
+    """What goes through its slots at once: waits for them, makes one hop after another with what is left."""
 
     def __init__(self, staged: Staged, requests: Requests, sink: Part) -> None:
         self._staged = staged
         self._requests = requests
         self._sink = sink
         self._rows: NDArray[np.intp] = np.arange(len(requests))
-        """Which rows of the sink the requests are; those that fail at the first hop leave."""
+        """Which rows of the sink the requests are; those that fail at a hop leave."""
         self._began = Once()
-        self._slot = -1
+        self._slot: int | None = None
+        self._borrowed: Borrowed | None = None
+        self._their_slot: int | None = None
+        self._unknown = False
+        """Whether a hop that failed may still use the slots."""
         self._batch: Batch | None = None
         self._names: list[str] = []
+        hops = [self._inside] if staged.here else []
+        hops.append(self._onward)
+        if staged.there:
+            hops.append(self._ask_peer)
+        self._hops = hops if requests.opcode is Opcode.WRITE else hops[::-1]
+        self._at = 0
 
     def wait_for_slot(self) -> None:
-        priority = self._staged.onward.priority
-        self._staged.stager.slots.take(priority, self._began, self._start)
+        """Begin when there is a slot at each side where one is needed."""
+        slots = self._staged.stager.slots if self._staged.here else self._their_slots()
+        if slots is not None:
+            slots.take(self._staged.onward.priority, self._began, self._start)
+
+    def _their_slots(self) -> Slots | None:
+        self._borrowed = self._staged.stager.lent_by(self._staged.peer)
+        if self._borrowed is None:
+            self.give_up(TransportError("the peer lends no memory any more"), Status.FAILED)
+            return None
+        return self._borrowed.slots
 
     def give_up(self, cause: TentError, status: Status) -> None:
         """End it, if it has not begun."""
         if self._began.take():
-            tries = (Try("staging", cause, 0.0),)
-            self._sink.settle_failed(self._rows, status, None, tries)
-            self._staged.ended()
+            self._fail(self._rows, status, (Try("staging", cause, 0.0),))
+            self._end()
 
     def cancel(self) -> None:
+        """Interrupt the hop that is under way."""
         batch = self._batch
         if batch is not None:
             batch.cancel()
 
     def _start(self, slot: int) -> None:
-        self._slot = slot
+        staged = self._staged
+        if not staged.here:
+            self._their_slot = slot
+        elif staged.there:
+            self._slot = slot
+            self._began = Once()  # for the second of the two
+            slots = self._their_slots()
+            if slots is not None:
+                slots.take(staged.onward.priority, self._began, self._start_there)
+            if staged.given_up is not None:  # between the two
+                self.give_up(*staged.given_up)
+            return
+        else:
+            self._slot = slot
         # Not in the thread that gave the slot back: it may be a transport's.
-        self._staged.engine.dispatcher.later(lambda: self._hop(first=True))
+        staged.engine.dispatcher.later(self._hop)
 
-    def _hop(self, *, first: bool) -> None:
-        writing = self._requests.opcode is Opcode.WRITE
+    def _start_there(self, slot: int) -> None:
+        self._their_slot = slot
+        self._staged.engine.dispatcher.later(self._hop)
+
+    def _hop(self) -> None:
         try:
             if self._staged.is_cancelled():
                 raise TransferCanceled("it was cancelled before it ended")
-            hop, options = self._inside() if first is writing else self._onward()
-            batch = self._batch = hop.start(options, False)
+            if self._staged.engine.dispatcher.now() >= self._staged.deadline:
+                raise DeadlinePassed("its deadline passed while it was staged")
+            self._hops[self._at]()
         except Exception as error:
-            status = Status.CANCELED if isinstance(error, TransferCanceled) else Status.FAILED
+            status = Status.FAILED
+            if isinstance(error, TransferCanceled | DeadlinePassed):
+                canceled = isinstance(error, TransferCanceled)
+                status = Status.CANCELED if canceled else Status.TIMEOUT
             self._fail(self._rows, status, (Try("staging", error, 0.0),))
             self._end()
-            return
+
+    def _carry(self, hop: Checked, options: Options) -> None:
+        """Make a hop as a batch of this engine."""
+        batch = self._batch = hop.start(options, False)
         if self._staged.is_cancelled():  # by somebody who came before there was a batch
             batch.cancel()
-        batch.add_done_callback(
-            lambda done: self._staged.engine.dispatcher.later(lambda: self._hopped(done, first))
-        )
+        later = self._staged.engine.dispatcher.later
+        batch.add_done_callback(lambda done: later(lambda: self._carried(done)))
 
-    def _hopped(self, batch: Batch, first: bool) -> None:
-        """A hop has ended: go on with what has made it."""
-        self._names.append(" ".join(batch.transports()))
+    def _carried(self, batch: Batch) -> None:
+        """A hop that was a batch has ended."""
+        last = self._at == len(self._hops) - 1
         for failed in batch.failures:
             there = np.arange(len(batch)) if failed.rows is None else failed.rows
             status = Status(int(batch.status[there[0]]))
-            moved = np.zeros(len(there), np.uint64) if first else batch.moved[there]
+            moved = batch.moved[there] if last else np.zeros(len(there), np.uint64)
             self._fail(self._rows[there], status, failed.tries, moved)
-        done = np.flatnonzero(batch.status == Status.COMPLETED)
-        if first and len(done):
-            if len(done) < len(self._rows):
-                self._requests, self._rows = subset(self._requests, done), self._rows[done]
-            self._hop(first=False)
-            return
-        if len(done):
+            self._unknown |= bool(failed.tries) and isinstance(
+                failed.tries[-1].cause, OutcomeUnknown
+            )
+        names = " ".join(batch.transports())
+        self._hopped(np.flatnonzero(batch.status == Status.COMPLETED), names)
+
+    def _hopped(self, done: NDArray[np.intp], name: str) -> None:
+        """Go on with the rows that have made a hop."""
+        self._names.append(name)
+        self._at += 1
+        if len(done) and len(done) < len(self._rows):
+            self._requests, self._rows = subset(self._requests, done), self._rows[done]
+        if not len(done):
+            self._end()
+        elif self._at < len(self._hops):
+            self._hop()
+        else:
             names = self._names if self._requests.opcode is Opcode.WRITE else self._names[::-1]
-            moved = batch.moved[done]
-            self._sink.settle(self._rows[done], Status.COMPLETED, moved, "+".join(names))
-        self._end()
+            moved = self._requests.local[:, 1]
+            self._sink.settle(self._rows, Status.COMPLETED, moved, "+".join(names))
+            self._end()
 
     def _fail(
         self,
@@ -312,35 +461,103 @@ class Chunk:
 
     def _end(self) -> None:
         self._batch = None
-        self._staged.stager.slots.give_back(self._slot)
+        stager, peer = self._staged.stager, self._staged.peer
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            if self._unknown:
+                stager.set_aside(peer, slot)
+            else:
+                stager.slots.give_back(slot)
+        # What is set aside at the peer comes back with what it lends next.
+        if self._their_slot is not None and self._borrowed is not None and not self._unknown:
+            self._borrowed.slots.give_back(self._their_slot)
         self._staged.ended()
 
-    def _inside(self) -> tuple[Checked, Options]:
-        """The hop between the local memory and the slot: to this engine's own segment."""
-        _, segment, slots = self._staged.stager.here
+    # ---------------------------------------------------------------- hops
+
+    def _ask_peer(self) -> None:
+        """The hop between the slot at the peer and its memory, which the peer makes."""
+        staged, r = self._staged, self._requests
+        assert self._their_slot is not None
+        dispatcher = staged.engine.dispatcher
+        seconds = min(staged.deadline - dispatcher.now(), PEER_COPY_S)
+        generations = np.array([r.remote_generations[i] for i in r.remote_ids.tolist()], np.uint64)
+        rows = np.column_stack((r.remote_ids.astype(np.uint64), generations, r.remote))
+        copy = Copy(r.opcode, staged.onward.priority, self._their_slot, seconds, rows)
+        once = Once()
+
+        def over(answer: Future[bytes] | None) -> None:
+            if once.take():
+                alarm.cancel()
+                dispatcher.later(lambda: self._answered(answer, len(rows)))
+
+        # A little later than the peer gives up by itself.
+        alarm = dispatcher.alarm.at(dispatcher.now() + seconds + LATE_S, lambda: over(None))
+        future = staged.peer.connection.begin_bootstrap(
+            CHANNEL, 0, lending.ask_copy(copy), seconds + LATE_S
+        )
+        future.add_done_callback(over)
+
+    def _answered(self, answer: Future[bytes] | None, n: int) -> None:
+        """The peer has copied, or has not, or does not say."""
+        peer = self._staged.peer.key
+        try:
+            if answer is None:
+                raise TransportError(f"peer {peer} does not say whether it has copied")
+            statuses, why = lending.read_copied(answer.result(0), n)
+        except Exception as error:
+            # Until the peer has departed it may still be at it.
+            self._unknown = True
+            cause = TransportError(f"outcome unknown: {error}")
+            self._fail(self._rows, Status.FAILED, (Try("peer", cause, 0.0),))
+            self._end()
+            return
+        failed = np.flatnonzero(statuses != Status.COMPLETED)
+        if len(failed):
+            cause = TransportError(f"the peer could not copy: {why}")
+            self._fail(self._rows[failed], Status.FAILED, (Try("peer", cause, 0.0),))
+        self._hopped(np.flatnonzero(statuses == Status.COMPLETED), "peer")
+
+    def _inside(self) -> None:
+        """The hop between the local memory and the slot here: to this engine's own segment."""
+        memory, segment, slots = self._staged.stager.here
         r = self._requests
-        hop = self._requests_of(r.local, self._in_slot(), r.local_ids, self._ids(slots.id))
+        hop = self._requests_of(
+            r.local, self._in_slot(memory, self._slot), r.local_ids, self._ids(slots.id)
+        )
         hop.remote_used, hop.remote_generations = (slots.id,), {slots.id: slots.generation}
         hop.local_used = r.local_used
-        return Checked(segment, [(hop, None)], self._local(), (slots,)), self._staged.inside
+        self._carry(Checked(segment, [(hop, None)], self._local(), (slots,)), self._staged.inside)
 
-    def _onward(self) -> tuple[Checked, Options]:
-        """The hop between the slot and the peer."""
-        staged = self._staged
-        memory, _, _ = staged.stager.here
-        r = self._requests
-        hop = self._requests_of(self._in_slot(), r.remote, self._ids(memory.id), r.remote_ids)
-        hop.local_used = (memory.id,)
-        hop.remote_used, hop.remote_generations = r.remote_used, r.remote_generations
-        there = Segment(staged.engine, staged.peer)
-        return Checked(there, [(hop, None)], (memory,), self._remote()), staged.onward
+    def _onward(self) -> None:
+        """The hop between what is here and what is at the peer."""
+        staged, r = self._staged, self._requests
+        local, local_ids, mine = r.local, r.local_ids, self._local
+        remote, remote_ids, theirs = r.remote, r.remote_ids, self._remote
+        if staged.here:
+            memory, _, _ = staged.stager.here
+            local, local_ids = self._in_slot(memory, self._slot), self._ids(memory.id)
+            mine = lambda: (memory,)  # noqa: E731
+        if staged.there:
+            assert self._borrowed is not None
+            buffer = self._borrowed.buffer
+            remote, remote_ids = self._in_slot(buffer, self._their_slot), self._ids(buffer.id)
+            theirs = lambda: (buffer,)  # noqa: E731
+        here, there = mine(), theirs()
+        hop = self._requests_of(local, remote, local_ids, remote_ids)
+        hop.local_used = tuple(b.id for b in here)
+        hop.remote_used = tuple(b.id for b in there)
+        hop.remote_generations = {b.id: b.generation for b in there}
+        segment = Segment(staged.engine, staged.peer)
+        self._carry(Checked(segment, [(hop, None)], here, there), staged.onward)
 
     def _requests_of(self, local: Any, remote: Any, local_ids: Any, remote_ids: Any) -> Requests:
         r = self._requests
         return Requests(r.opcode, local, remote, local_ids, remote_ids, (), (), {}, r.total)
 
-    def _in_slot(self) -> NDArray[np.uint64]:
-        return self._staged.stager.rows(self._slot, self._requests.local[:, 1])
+    def _in_slot(self, memory: Buffer | RemoteBuffer, slot: int | None) -> NDArray[np.uint64]:
+        assert slot is not None
+        return self._staged.stager.rows(memory, slot, self._requests.local[:, 1])
 
     def _ids(self, number: int) -> NDArray[np.int32]:
         return np.full(len(self._requests), number, np.int32)
@@ -357,6 +574,16 @@ class Chunk:
             if buffer.generation != r.remote_generations[buffer.id]:
                 raise buffer.gone()
         return found
+
+
+def _short(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Ranges of so few rows that a message to the peer can name them."""
+    for at in range(start, stop, lending.MOST_ROWS):
+        yield at, min(stop, at + lending.MOST_ROWS)
+
+
+def _lent(peer: LivePeer, lent: lending.Lent) -> RemoteBuffer | None:
+    return next((b for b in peer.buffers() if b.id == lent.buffer), None)
 
 
 def _the(known: dict[int, Any], number: int) -> Any:

@@ -233,6 +233,25 @@ def test_no_memory_is_taken_before_it_is_needed(make: Make) -> None:
     assert staging.length == 2 * CHUNK
 
 
+def test_memory_from_which_a_failed_write_may_still_take_is_not_used_before_its_connection_is_gone(
+    make: Make,
+) -> None:
+    world = make({"failover": {"max_attempts": 3}})
+    world.mock("net").plan("fail", at=1, fenced=False)
+    batch = world.submit(length=KIB, retry_unfenced=True).wait(NEVER_S, check=False)
+    assert statuses(batch) == [Status.FAILED]
+    assert "outcome unknown" in batch.explain_failures()
+    wait_until(lambda: world.free() == 1)
+    world.submit().wait(NEVER_S)
+    assert (world.target.array == world.memory).all()
+    assert world.free() == 1
+    peer = world.segment.peer
+    wait_until(lambda: peer.retire(0.0, "test"))
+    wait_until(lambda: peer.endpoints.closed == 1)
+    world.submit(length=KIB).wait(NEVER_S)
+    wait_until(lambda: world.free() == 2)
+
+
 def test_explain_shows_the_route(make: Make) -> None:
     world = make()
     found = world.here.explain(world.segment, local_memory="cuda:0")
