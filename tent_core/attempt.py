@@ -18,10 +18,13 @@ class FirstAttempt:
     `cancelled` says whether somebody does not want it any more.
     """
 
-    __slots__ = ("_carry", "_interrupt", "_work", "cancelled")
+    __slots__ = ("_carry", "_interrupt", "_now", "_work", "cancelled")
 
-    def __init__(self, work: Work, interrupt: Callable[[Work], None] | None) -> None:
-        """`interrupt` is the endpoint's `cancel`, if it can."""
+    def __init__(
+        self, work: Work, interrupt: Callable[[Work], None] | None, now: Callable[[], float]
+    ) -> None:
+        """`interrupt` is the endpoint's `cancel`, if it can; `now` the monotonic clock."""
+        self._now = now
         self._work: Work | None = work
         self._interrupt = interrupt
         self._carry: _Carry | None = None
@@ -34,7 +37,7 @@ class FirstAttempt:
         if carry is not None:
             carry.cancel()
         elif work is not None and not work.finished:
-            work.cancelled = True
+            work.cancel(self._now())
             interrupt = self._interrupt
             if interrupt is not None:
                 interrupt(work)

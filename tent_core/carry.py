@@ -561,6 +561,7 @@ class Carry:
         elif connecting is not None and connecting.take():
             self._dispatcher.later(lambda: self._resume_connected(None))
         elif work is not None and not work.finished:
+            work.cancel(self._dispatcher.now())
             self._stop_attempt(work, name)
 
     def abandon(self, work: Work, name: str, cause: TentError) -> None:

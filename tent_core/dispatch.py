@@ -297,7 +297,9 @@ class Dispatcher:
             cancels = able is not None and able.cancellation
             log = self.log
             attempt = FirstAttempt(
-                work, (lambda work: interrupt(endpoint, work, name, log)) if cancels else None
+                work,
+                (lambda work: interrupt(endpoint, work, name, log)) if cancels else None,
+                self.now,
             )
             batch.carried_by((attempt,), self._push)
         try:
