@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -90,7 +91,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += [f"--junitxml={results}", f"--rootdir={SUITES.parents[2]}", *nodes]
     ran = subprocess.run(
-        command, cwd=SUITES.parents[2], capture_output=True, text=True, timeout=BOUND_S
+        command,
+        cwd=SUITES.parents[2],
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
     )
     said: dict[str, str] = dict.fromkeys(FAULTS, "")
     assert results.exists(), ran.stdout + ran.stderr
