@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -35,6 +36,9 @@ class Staged(Protocol):
 
     def cancel(self) -> None: ...
 
+
+STUCK_S = 1.0
+"""How long a plugin may keep the progress thread before another one steps in."""
 
 Overrule = Callable[[LivePeer, Group], tuple[str, ...]]
 Stage = Callable[[Sink, Rows, Requests, LivePeer, Selection, Options, float], Staged]
@@ -99,6 +103,8 @@ class Dispatcher:
         self.alarm = drive.alarm
         self.now = drive.alarm.now
         self._patient = drive.patient
+        self._spare = SerialQueue("tent-progress-spare")
+        self._guarding = False
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
@@ -113,6 +119,7 @@ class Dispatcher:
         """End its threads, and log the failures that were only counted so far."""
         self.alarm.close(timeout)
         self._patient.close(timeout)
+        self._spare.close(timeout)
         self.progress.close(timeout)
         self._failures.flush()
 
@@ -354,6 +361,25 @@ class Dispatcher:
     def later(self, call: Callable[[], None]) -> None:
         """Run `call` in the progress thread: what must not run in the thread that learned of it."""
         self._queued(self.progress, call)
+        if not self._guarding:
+            self._guarding = True
+            self.alarm.at(self.now() + STUCK_S, self._guard)
+
+    def _guard(self) -> None:
+        """A plugin that does not come back to the progress thread harms only itself: another thread makes the
+        calls that wait behind it."""
+        busy = self.progress.busy_for()
+        if busy >= STUCK_S:
+            self._failures.warning("progress_stuck", seconds=round(busy, 1))
+            with suppress(ClosedError):
+                self._spare.submit(self._catch_up)
+        self._guarding = busy > 0
+        if self._guarding:
+            self.alarm.at(self.now() + STUCK_S, self._guard)
+
+    def _catch_up(self) -> None:
+        while self.progress.busy_for() >= STUCK_S and self.progress.help():
+            pass
 
     def patiently(self, call: Callable[[], None]) -> None:
         """Run `call`, which may wait a little, where it keeps up only others of its kind."""

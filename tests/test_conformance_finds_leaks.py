@@ -16,6 +16,7 @@ from tent_core.descriptor import PeerKey
 from tent_core.plugins import Registry
 from tent_core.testing import conformance
 from tent_core.transport import Endpoint, Peer
+from tent_core.types import Retained
 from tent_mock.transport import NAME, MockEndpoint, MockTransport, declare
 
 TIMES = rf"\(({conformance.PEERS}|{2 * conformance.PEERS}) times\)"
@@ -122,7 +123,7 @@ def _undone() -> Iterator[None]:
         undo.pop()()
 
 
-def churn(kind: type[MockTransport]) -> None:
+def churn(kind: type[MockTransport], **claims: Any) -> None:
     """The suite's test, for a transport whose engines are all in this process."""
 
     class Suite(conformance.TransportConformance):
@@ -131,7 +132,7 @@ def churn(kind: type[MockTransport]) -> None:
 
         @classmethod
         def registry(cls) -> Registry:
-            return Registry.of(replace(declare(), factory=kind))
+            return Registry.of(replace(declare(**claims), factory=kind))
 
     Suite().test_peers_that_come_and_go_leave_nothing_of_themselves()
 
@@ -157,3 +158,16 @@ def test_a_transport_that_leaks_fails_with_what_it_leaks(
 
 def test_a_transport_that_lets_go_of_all_that_it_kept_passes() -> None:
     churn(KeepsNothing)
+
+
+@pytest.mark.parametrize("descriptors", [1, 2])
+def test_what_a_transport_declares_to_retain_is_allowed_and_no_more(
+    descriptors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conformance.TransportConformance, "settles_s", 0.5)
+    kept = Retained("what its library cannot free", descriptors=descriptors)
+    if descriptors == 2:  # one for each of the two engines that connect
+        churn(OpensAFile, retained_per_peer=kept)
+    else:
+        with pytest.raises(AssertionError, match=rf"/dev/null \({conformance.PEERS} times\)"):
+            churn(OpensAFile, retained_per_peer=kept)

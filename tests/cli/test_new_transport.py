@@ -24,7 +24,8 @@ def installed(package: Path, into: Path) -> dict[str, str]:
     command += ["--no-build-isolation", "--disable-pip-version-check", "--target", into, package]
     subprocess.run(command, check=True, timeout=BOUND_S)
     path = os.pathsep.join(filter(None, [str(into), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
+    # Options for the run that this test is a part of, such as coverage, are not for the package's own.
+    return {**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""}
 
 
 @pytest.mark.slow

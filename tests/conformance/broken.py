@@ -231,6 +231,12 @@ class ClaimsNotifications(Broken):
         return None
 
 
+class ClaimsProgress(Broken):
+    """Claims partial progress, and never says how far it is."""
+
+    claims: ClassVar[Mapping[str, Any]] = {"partial_progress": True}
+
+
 class ForgetsWorkWhenItCloses(Broken):
     """Does not report what is under way when its endpoint closes."""
 

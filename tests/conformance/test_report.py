@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,10 @@ def test_the_table_says_what_was_proven_refused_not_applicable_and_failed(tmp_pa
     (tmp_path / "test_it.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tent_core.testing.report"]
     command += ["-p", "no:cacheprovider", "-k", "random_batch or claimed or more_than or come_back"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50
+    )
     lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
     for line in (
         "proven batches: 1 test",

@@ -11,8 +11,9 @@ from tent_core.testing.conformance.verdicts import assert_untouched
 from tent_core.testing.peers import PeerProcess
 from tent_core.types import Opcode, Status
 
-CANCELLED_WITHIN_S = 3.0
-"""How long a transport that claims cancellation may take."""
+DEADLINE_S, CLAIMED_DEADLINE_S = 5.0, 30.0
+"""Of a transfer to a peer that is stopped. One that claims cancellation has to end well before: it may take a
+few seconds to learn that nothing moves any more."""
 
 
 class Cancellation(Base):
@@ -45,19 +46,23 @@ class Cancellation(Base):
         self, elsewhere: PeerProcess, refuses: Refuses
     ) -> None:
         with self.engine() as here, here.open_segment(elsewhere.segment_name) as segment:
+            claimed = self.capabilities().cancellation
+            deadline = CLAIMED_DEADLINE_S if claimed else DEADLINE_S
             source, pool = here.allocate(MIB), segment.buffer("pool")
             segment.write(source, pool)
             elsewhere.stop()
             try:
-                batch = segment.submit(Opcode.WRITE, source, [0], pool, [0], [MIB], timeout=6.0)
+                batch = segment.submit(
+                    Opcode.WRITE, source, [0], pool, [0], [MIB], timeout=deadline
+                )
                 batch.cancel()
                 began = time.monotonic()
-                batch.wait(30, check=False)
+                batch.wait(40, check=False)
                 took = time.monotonic() - began
             finally:
                 elsewhere.resume()
-            if self.capabilities().cancellation:
-                assert took < CANCELLED_WITHIN_S, (
+            if claimed:
+                assert took < deadline / 2, (
                     f"{self.transport} claims cancellation, and took {took:.1f} s to end a cancelled batch"
                 )
             else:

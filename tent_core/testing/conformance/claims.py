@@ -33,6 +33,16 @@ class Claims(Base):
                     segment.write(source, segment.buffer(target.name), timeout=5.0)
         refuses(f"{claim}: an entry that asks for it passes {self.transport} over")
 
+    def test_a_request_beyond_the_largest_that_it_claims_is_refused(
+        self, ends: Ends, refuses: Refuses
+    ) -> None:
+        largest = self.capabilities().largest_request
+        if largest is None:
+            pytest.skip(f"{self.transport} claims no largest request")
+        assert self.transport in ends.here.explain(ends.segment, largest).candidates
+        assert self.transport not in ends.here.explain(ends.segment, largest + 1).candidates
+        refuses(f"requests of more than {largest:,} bytes: it is passed over")
+
     @pytest.mark.parametrize("location", ["cuda:0", "file:/nowhere"])
     def test_memory_of_a_kind_that_it_does_not_claim_is_refused(
         self, refuses: Refuses, location: str

@@ -150,6 +150,19 @@ class Contract(Base):
         assert_arrived(memory, np.ones(MIB, np.uint8), expected, "a batch by the contract")
         _once(submitted)
 
+    def test_progress_grows_with_the_bytes_if_that_is_claimed(self, pair: Pair) -> None:
+        if not self.capabilities().partial_progress:
+            pytest.skip(f"{self.transport} does not claim partial progress")
+        target = pair.there.register(np.ones(64 * KIB, np.uint8))
+        rows = [(pair.ours, n * KIB, target, n * KIB, KIB) for n in range(0, 64, 2)]
+        for opcode in (Opcode.WRITE, Opcode.READ):
+            work = pair.post(opcode, *rows).wait()
+            # Headers may be counted as well: it is there to tell a stalled attempt from one that moves.
+            assert work.progress >= work.requests.total, (
+                f"{self.transport} claims partial progress, and says that {work.progress} of "
+                f"{work.requests.total} bytes have moved when all have"
+            )
+
     def test_whatever_is_under_way_is_reported_when_the_endpoint_closes(self, pair: Pair) -> None:
         memory = np.ones(4 * MIB, np.uint8)
         target = pair.there.register(memory)
