@@ -70,7 +70,7 @@ class Plain:
             work = Work(group.requests, finished, may_block=may_block)
             if not may_block:  # that it can be cancelled is not what is measured
                 endpoint = peer.endpoints.ready[name]
-                batch.carried_by((FirstAttempt(work, endpoint.cancel),), None)
+                batch.carried_by((FirstAttempt(work, endpoint.cancel, self._dispatcher.now),), None)
             peer.endpoints.ready[name].submit(work)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any, Protocol
 
 from tent_core.admission import Rules
@@ -259,7 +259,7 @@ class Dispatcher:
 
         attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
         inline: Carry | None = None
-        submitting = threading.get_ident()
+        submitting = get_ident()
 
         def finished(work: Work) -> None:
             nonlocal inline
@@ -285,7 +285,7 @@ class Dispatcher:
             carry.take_up(began)
             if attempt is not None:
                 attempt.failed(carry)
-            if submitting == threading.get_ident():
+            if submitting == get_ident():
                 inline = carry  # this same thread goes on below
             else:
                 carry.go_on_later(work)
