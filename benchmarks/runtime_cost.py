@@ -8,8 +8,8 @@ priority, no room to wait for and nothing to move on a failure; then again as it
 from the first is the cost, what the third differs from the first is how far the measurement is to be trusted.
 Everything before and after (checks, the plan, marks, the batch, counters) is the same code in both.
 
-Exits with status 1 if the cost is above 3 % or 0.3 microseconds a call, whichever is larger, by the medians of
-the differences between neighbouring blocks.
+Exits with status 1 if the cost is above 3 % or 0.3 microseconds a call, whichever is larger, by the medians
+of the differences between neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 
 import tent_core as tent
 import tent_mock
+from tent_core.attempt import FirstAttempt
 from tent_core.batch import Batch, Options
 from tent_core.dispatch import Dispatcher
 from tent_core.peers import LivePeer
@@ -67,6 +68,9 @@ class Plain:
                 batch.settle(rows, work.status, work.moved, name)
 
             work = Work(group.requests, finished, may_block=may_block)
+            if not may_block:  # that it can be cancelled is not what is measured
+                endpoint = peer.endpoints.ready[name]
+                batch.carried_by((FirstAttempt(work, endpoint.cancel, self._dispatcher.now),), None)
             peer.endpoints.ready[name].submit(work)
 
 

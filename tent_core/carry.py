@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tent_core.peers import LivePeer
     from tent_core.policy import Selection
     from tent_core.traffic import Traffic
+    from tent_core.transport import Endpoint
 
 
 _LATE_S = 0.1
@@ -52,6 +53,24 @@ class Phase(enum.Enum):
     RUNNING = enum.auto()
     """A transport has it."""
     ENDED = enum.auto()
+
+
+def raised(log: Any, name: str, error: Exception) -> TransportError:
+    """The cause of a failure at a broken plugin, which raised `error` in submit: what it may have started is
+    unknown."""
+    cause = TransportError(f"transport {name} raised {error!r} in submit")
+    cause.__cause__ = error
+    log.error("transport_raised", transport=name, doing="submit", error=repr(error))
+    return cause
+
+
+def interrupt(endpoint: Endpoint, work: Work, name: str, log: Any) -> None:
+    """Have an endpoint that can do so end `work`, which is cancelled."""
+    try:
+        endpoint.cancel(work)
+    except Exception as error:
+        # It ends later, by itself: `cancel` is a favour.
+        log.error("transport_raised", transport=name, doing="cancel", error=repr(error))
 
 
 class Carry:
@@ -156,6 +175,23 @@ class Carry:
             if work is None or not self._settle(work):
                 return
 
+    def take_up(self, began: float) -> None:
+        """Its first candidate has just failed with a work that began then: `go_on`, or `go_on_later`."""
+        self._name, self._left = self._left[0], self._left[1:]
+        self._began = began
+
+    def go_on(self, work: Work) -> None:
+        """Go on from `work`, in the thread that submitted it."""
+        again: Work | None = work
+        if self._may_block and self._for_lack_of_resources(work):
+            again = self._submit()
+        if again is not None and self._settle(again):
+            self.run()
+
+    def go_on_later(self, work: Work) -> None:
+        """The same in the progress thread."""
+        self._dispatcher.later(lambda: self._resume(work))
+
     def _next(self) -> bool:
         """Take the next candidate: those that have been failing come last."""
         if not self._left or len(self._tries) >= self._dispatcher.max_tries:
@@ -216,13 +252,7 @@ class Carry:
         except TentError as error:
             work.refuse(error)
         except Exception as error:
-            # A broken plugin: what it may have started is unknown.
-            cause = TransportError(f"transport {name} raised {error!r} in submit")
-            cause.__cause__ = error
-            self._dispatcher.log.error(
-                "transport_raised", transport=name, doing="submit", error=repr(error)
-            )
-            work.fail(cause, fenced=False)
+            work.fail(raised(self._dispatcher.log, name, error), fenced=False)
         if self._inline is work:
             return work
         if self._work is work:  # else another thread is at the next attempt already
@@ -531,6 +561,7 @@ class Carry:
         elif connecting is not None and connecting.take():
             self._dispatcher.later(lambda: self._resume_connected(None))
         elif work is not None and not work.finished:
+            work.cancel(self._dispatcher.now())
             self._stop_attempt(work, name)
 
     def abandon(self, work: Work, name: str, cause: TentError) -> None:
@@ -544,13 +575,7 @@ class Carry:
         endpoint = self._peer.endpoints.ready.get(name)
         if endpoint is None or not self._can(name).cancellation:
             return
-        try:
-            endpoint.cancel(work)
-        except Exception as error:
-            # It ends later, by itself: `cancel` is a favour.
-            self._dispatcher.log.error(
-                "transport_raised", transport=name, doing="cancel", error=repr(error)
-            )
+        interrupt(endpoint, work, name, self._dispatcher.log)
 
     def _can(self, name: str) -> Capabilities:
         return self._dispatcher.planner.facts[name].capabilities or Capabilities()

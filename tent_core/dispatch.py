@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any, Protocol
 
 from tent_core.admission import Rules
 from tent_core.alarm import Alarm
+from tent_core.attempt import FirstAttempt
 from tent_core.batch import Batch, Options, Rows
-from tent_core.carry import Carry
-from tent_core.errors import ClosedError, TransportError
+from tent_core.carry import Carry, interrupt, raised
+from tent_core.errors import ClosedError, TentError, TransportError
 from tent_core.log import RateLimited
+from tent_core.pace import BULK
 from tent_core.peers import LivePeer
 from tent_core.planning import Group, Planner, Trait, by_size, by_trait
 from tent_core.policy import Selection
@@ -32,6 +36,9 @@ class Staged(Protocol):
 
     def cancel(self) -> None: ...
 
+
+STUCK_S = 1.0
+"""How long a plugin may keep the progress thread before another one steps in."""
 
 Overrule = Callable[[LivePeer, Group], tuple[str, ...]]
 Stage = Callable[[Sink, Rows, Requests, LivePeer, Selection, Options, float], Staged]
@@ -96,6 +103,8 @@ class Dispatcher:
         self.alarm = drive.alarm
         self.now = drive.alarm.now
         self._patient = drive.patient
+        self._spare = SerialQueue("tent-progress-spare")
+        self._guarding = False
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
@@ -110,6 +119,7 @@ class Dispatcher:
         """End its threads, and log the failures that were only counted so far."""
         self.alarm.close(timeout)
         self._patient.close(timeout)
+        self._spare.close(timeout)
         self.progress.close(timeout)
         self._failures.flush()
 
@@ -175,6 +185,8 @@ class Dispatcher:
         limited = self.limits.get(options.priority) is not None or (
             options.priority in self.taking_turns
         )
+        if not limited and self._at_once(batch, peer, groups, options, deadline, may_block):
+            return
         for group in groups:
             requests, rows, selection = group.requests, group.rows, group.selection
             names = selection.candidates
@@ -211,6 +223,104 @@ class Dispatcher:
                 batch.carried_by(carries, self._push)
             for carry in carries:
                 carry.run()
+
+    def _at_once(
+        self,
+        batch: Batch,
+        peer: LivePeer,
+        groups: list[Group],
+        options: Options,
+        deadline: float,
+        may_block: bool,
+    ) -> bool:
+        """Give one group to its first candidate, where nothing stands in the way; False if something does.
+
+        A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once an attempt has failed.
+        """
+        if len(groups) != 1 or self.overrule is not None:
+            return False
+        requests, rows, selection, merged = groups[0]
+        traffic, entry = peer.traffic, selection.entry
+        if (
+            merged is not None
+            or entry is None
+            or not selection.untimed
+            or options.attempt_s is not None
+            or options.stall_s is not None
+            or traffic.troubled
+            or (traffic.pacing and requests.total >= BULK)
+        ):
+            return False
+        name = selection.candidates[0]
+        endpoint = peer.endpoints.ready.get(name)
+        began = self.now()
+        if endpoint is None or began >= deadline:
+            return False
+
+        attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
+        inline: Carry | None = None
+        submitting = get_ident()
+
+        def finished(work: Work) -> None:
+            nonlocal inline
+            if not work.causes:
+                if attempt is not None:
+                    attempt.ended()
+                self.count(peer, name, work, batch.requests(rows), 0, began)
+                batch.settle(rows, work.status, work.moved, name)
+                return
+            carry = Carry(
+                self,
+                batch,
+                peer,
+                work.requests,
+                rows,
+                selection,
+                selection.candidates,
+                options,
+                deadline,
+                may_block,
+                False,
+            )
+            carry.take_up(began)
+            if attempt is not None:
+                attempt.failed(carry)
+            if submitting == get_ident():
+                inline = carry  # this same thread goes on below
+            else:
+                carry.go_on_later(work)
+
+        work = Work(
+            requests,
+            finished,
+            may_block=may_block,
+            deadline=deadline,
+            devices=entry.devices,
+            qp_pool=entry.qp_pool,
+            priority=options.priority,
+        )
+        if not may_block:
+            able = self.planner.facts[name].capabilities
+            cancels = able is not None and able.cancellation
+            log = self.log
+            attempt = FirstAttempt(
+                work,
+                (lambda work: interrupt(endpoint, work, name, log)) if cancels else None,
+                self.now,
+            )
+            batch.carried_by((attempt,), self._push)
+        try:
+            endpoint.submit(work)
+        except TentError as error:
+            work.refuse(error)
+        except Exception as error:
+            work.fail(raised(self.log, name, error), fenced=False)
+        submitting = 0
+        if inline is not None:
+            inline.go_on(work)
+        elif attempt is not None and attempt.cancelled:
+            attempt.cancel()  # by somebody who came before the transport knew the work
+        return True
 
     def _parts(
         self, sink: Sink, requests: Requests, rows: Rows
@@ -251,6 +361,25 @@ class Dispatcher:
     def later(self, call: Callable[[], None]) -> None:
         """Run `call` in the progress thread: what must not run in the thread that learned of it."""
         self._queued(self.progress, call)
+        if not self._guarding:
+            self._guarding = True
+            self.alarm.at(self.now() + STUCK_S, self._guard)
+
+    def _guard(self) -> None:
+        """A plugin that does not come back to the progress thread harms only itself: another thread makes the
+        calls that wait behind it."""
+        busy = self.progress.busy_for()
+        if busy >= STUCK_S:
+            self._failures.warning("progress_stuck", seconds=round(busy, 1))
+            with suppress(ClosedError):
+                self._spare.submit(self._catch_up)
+        self._guarding = busy > 0
+        if self._guarding:
+            self.alarm.at(self.now() + STUCK_S, self._guard)
+
+    def _catch_up(self) -> None:
+        while self.progress.busy_for() >= STUCK_S and self.progress.help():
+            pass
 
     def patiently(self, call: Callable[[], None]) -> None:
         """Run `call`, which may wait a little, where it keeps up only others of its kind."""

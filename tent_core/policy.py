@@ -7,7 +7,7 @@ names the transports that are considered, in its order; each is a candidate or i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tent_core.types import Capabilities, Intent, MemoryKind, Priority, Reach, memory_kind
 
@@ -105,6 +105,15 @@ class Selection:
     candidates: tuple[str, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
     route: Route | None = None
+    untimed: bool = field(init=False, default=False)
+    """Whether an entry matched that gives attempts no time of their own, and there is no route: worked out
+    once, since every transfer asks."""
+
+    def __post_init__(self) -> None:
+        entry = self.entry
+        if entry is not None and self.candidates and self.route is None:
+            untimed = entry.attempt_s is None and entry.stall_s is None
+            object.__setattr__(self, "untimed", untimed)
 
     def __str__(self) -> str:
         entry = f"policy entry {self.entry.name!r}" if self.entry else "no policy entry matches"

@@ -21,6 +21,9 @@ _PENDING, _COMPLETED = (
     int(Status.COMPLETED),
 )  # numpy takes plain integers faster
 
+CANCEL_S = 1.0
+"""How long what is cancelled may take to say that nothing of it can move any more."""
+
 Iovecs = NDArray[np.uint64]
 """Shape (n, 2), C-contiguous: address, length."""
 
@@ -169,6 +172,11 @@ class Work:
 
     def __len__(self) -> int:
         return len(self.status)
+
+    def cancel(self, now: float) -> None:
+        """Nobody wants it any more, nor will wait long to hear whether its end was fenced."""
+        self.expires = min(self.expires, now + CANCEL_S)
+        self.cancelled = True
 
     def complete(self, start: int = 0, stop: int | None = None) -> None:
         """Every byte of the requests in [start, stop) is where it belongs and its owner sees it."""

@@ -14,6 +14,7 @@ import pytest
 
 import tent_core as tent
 import tent_mock
+from tent_core import dispatch
 from tent_core.alarm import Alarm
 from tent_core.dispatch import Drive
 from tent_core.plugins import Registry
@@ -272,6 +273,27 @@ def test_a_peer_that_takes_long_to_wake_does_not_hold_up_the_failover_of_others(
 
 
 # -------------------------------------------------------------------- broken plugins, and the last word
+
+
+def test_a_plugin_that_keeps_the_progress_thread_does_not_hold_up_others(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "STUCK_S", 0.02)
+    world = make(real=True)
+    world.connect()
+    free = threading.Event()
+
+    def keep() -> None:
+        free.wait(NEVER_S)
+
+    world.here.dispatcher.later(keep)
+    wait_until(lambda: world.here.dispatcher.progress.busy_for() > 0)
+    world.mock().plan("hang", at=1)
+    batch = world.submit()
+    world.mock().wait_held(1)
+    world.mock().abandon(None, tent.TransportError("cut"))
+    assert batch.wait(NEVER_S).transports() == {"second": 256}
+    free.set()
 
 
 def test_a_transport_that_raises_in_cancel_harms_nobody(
