@@ -1,6 +1,7 @@
 """The reference C++ engine over one RDMA device, for `rdma_bandwidth.py`: runs where its wheel is installed.
 
-python rdma_mooncake.py DEVICE     reads lines "SIZE COUNT", answers each with MiB/s of such writes in one call
+Its argument is the device. It reads lines "SIZE COUNT" and answers each with the MiB/s of so many such writes
+in one call.
 """
 
 from __future__ import annotations
