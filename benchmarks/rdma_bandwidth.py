@@ -6,19 +6,24 @@ the alternations are compared. The bytes of the transport's last round are verif
 a median is below the floor.
 
     python benchmarks/rdma_bandwidth.py --device mlx5_0 --gid-index 3
+    python benchmarks/rdma_bandwidth.py --mooncake /path/to/python-with-its-wheel
     scripts/rdma-lab -- python benchmarks/rdma_bandwidth.py
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -37,12 +42,20 @@ class Row:
     size: int
     count: int
     perftest: list[float]
+    mooncake: list[float]
     tent: list[float]
 
     @property
     def ratio(self) -> float:
         """Median over median; above 1 this transport is faster."""
         return statistics.median(self.tent) / statistics.median(self.perftest)
+
+    @property
+    def beside_mooncake(self) -> float | None:
+        """The same beside the reference engine, if it took part."""
+        if not self.mooncake:
+            return None
+        return statistics.median(self.tent) / statistics.median(self.mooncake)
 
 
 def main() -> int:
@@ -52,10 +65,13 @@ def main() -> int:
         sys.exit("ib_write_bw is missing: it is in the package perftest")
     rows = measure(options)
     if options.json:
-        print(json.dumps({"rows": [{**asdict(r), "ratio": r.ratio} for r in rows]}))
+        found = [
+            {**asdict(r), "ratio": r.ratio, "beside_mooncake": r.beside_mooncake} for r in rows
+        ]
+        print(json.dumps({"rows": found}))
     else:
         show(rows)
-    return int(any(row.ratio < options.floor for row in rows))
+    return int(any(row.ratio < options.floor or (row.beside_mooncake or 1) < 1 for row in rows))
 
 
 def _options() -> argparse.Namespace:
@@ -69,6 +85,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=128, help="work requests outstanding (128)")
     parser.add_argument("--rounds", type=int, default=7, help="alternations (7)")
     parser.add_argument("--floor", type=float, default=0.9, help="lowest ratio of medians (0.9)")
+    parser.add_argument(
+        "--mooncake", metavar="PYTHON", help="an interpreter that has the reference engine's wheel"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
 
@@ -88,6 +107,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     }
     rows = []
     with (
+        _mooncake(options) as mooncake,
         PeerProcess(config, start_timeout=PATIENCE_S) as peer,
         tent.Engine(config) as engine,
         engine.open_segment(peer.segment_name) as segment,
@@ -97,11 +117,15 @@ def measure(options: argparse.Namespace) -> list[Row]:
         source.array[:] = np.random.default_rng(1).integers(0, 256, SPAN, np.uint8)
         target = segment.buffer("span")
         for size in options.sizes:
-            row = Row(size, max(options.total * MIB // size, 1), [], [])
+            row = Row(size, max(options.total * MIB // size, 1), [], [], [])
+            if mooncake is not None:
+                mooncake(row)
             _write(segment, source, target, row)  # connects, and touches every page
             for number in range(options.rounds):
                 _progress(f"{size} bytes: {number + 1} of {options.rounds}", options.json)
                 row.perftest.append(_perftest(options, row))
+                if mooncake is not None:
+                    row.mooncake.append(mooncake(row))
                 row.tent.append(_write(segment, source, target, row))
             _verify(peer, source, row)
             rows.append(row)
@@ -123,6 +147,45 @@ def _verify(peer: PeerProcess, source: tent.Buffer, row: Row) -> None:
     there = peer.run(f"span.array[:{span}].tobytes()", timeout=PATIENCE_S)
     if there != source.array[:span].tobytes():
         sys.exit(f"the bytes written in pieces of {row.size} are not those that were sent")
+
+
+@contextlib.contextmanager
+def _mooncake(options: argparse.Namespace) -> Iterator[Callable[[Row], float] | None]:
+    """Measures the reference engine, in processes of its own, if it is there."""
+    if options.mooncake is None:
+        yield None
+        return
+    command = [options.mooncake, str(Path(__file__).with_name("rdma_mooncake.py")), options.device]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = process.stdout
+
+        def measure(row: Row) -> float:
+            print(row.size, row.count, file=process.stdin, flush=True)
+            return float(_answer(lines))
+
+        try:
+            while _answer(lines) != "ready":
+                pass
+            yield measure
+        finally:
+            process.kill()
+
+
+def _answer(lines: IO[str]) -> str:
+    """The next line that is an answer: the library logs to the same place."""
+    for line in lines:
+        word = line.strip()
+        if word == "ready" or word.replace(".", "", 1).isdecimal() or word == "nan":
+            return word
+    sys.exit("the reference engine ended: does it run on this device by itself?")
 
 
 def _perftest(options: argparse.Namespace, row: Row) -> float:
@@ -149,10 +212,15 @@ def _perftest(options: argparse.Namespace, row: Row) -> float:
 
 def show(rows: list[Row]) -> None:
     """A table for people."""
-    print(f"{'bytes':>9} {'ib_write_bw MiB/s':>26} {'tent MiB/s':>26} {'ratio':>6}")
+    heads = ("ib_write_bw MiB/s", "mooncake MiB/s", "tent MiB/s")
+    print(f"{'bytes':>9} " + " ".join(f"{head:>26}" for head in heads) + "  tent / each")
     for row in rows:
+        cells = [_spread(v) if v else "-" for v in (row.perftest, row.mooncake, row.tent)]
+        beside = f" {row.beside_mooncake:.2f}" if row.beside_mooncake is not None else ""
         print(
-            f"{row.size:>9} {_spread(row.perftest):>26} {_spread(row.tent):>26} {row.ratio:>6.2f}"
+            f"{row.size:>9} "
+            + " ".join(f"{cell:>26}" for cell in cells)
+            + f"  {row.ratio:.2f}{beside}"
         )
 
 
