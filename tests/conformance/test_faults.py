@@ -30,7 +30,7 @@ FAULTS = {
     ),
     "CompletesTwice": (
         "test_a_prepared_transfer_moves_the_bytes_of_the_moment_each_time",
-        "mock reported 51 requests twice",
+        r"mock reported \d+ requests twice",
     ),
     "CompletesTwiceInABatch": (
         "test_a_completed_request_has_moved_all_of_it",
