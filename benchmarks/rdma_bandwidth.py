@@ -83,6 +83,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs="+", default=[64 << 10, 1 << 20])
     parser.add_argument("--total", type=int, default=32, help="MiB in each measurement (32)")
     parser.add_argument("--depth", type=int, default=128, help="work requests outstanding (128)")
+    parser.add_argument(
+        "--queue-pairs", type=int, default=2, help="that share the depth, for this transport (2)"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="alternations (7)")
     parser.add_argument("--floor", type=float, default=0.9, help="lowest ratio of medians (0.9)")
     parser.add_argument(
@@ -98,7 +101,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
         "enable": True,
         "devices": [options.device],
         "device": {options.device: {"gid_index": options.gid_index}},
-        "send_depth": options.depth,
+        "send_depth": options.depth // options.queue_pairs,
+        "group": min(64, options.depth // options.queue_pairs),
+        "pools": {"default": {"queue_pairs": options.queue_pairs}},
     }
     config = {
         "transports": {"rdma": rdma},
