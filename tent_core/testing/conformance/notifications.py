@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -9,12 +11,12 @@ from tent_core.control.contract import NOTIFICATION_LIMIT as LARGEST_NOTE
 from tent_core.testing.conformance.base import KIB, Base, Ends, Refuses
 from tent_core.testing.waiting import wait_until
 
-CARRIES_WITHIN_S = 30.0
-"""How long a transport may take until it carries notifications."""
-
 
 class Notifications(Base):
     """Notifications that it carries, or does not."""
+
+    carries_within_s: ClassVar[float] = 10.0
+    """How long it may take until it carries notifications."""
 
     def test_notifications_that_it_carries_arrive_once_in_order_and_whole(self, ends: Ends) -> None:
         if not self.capabilities().notifications:
@@ -30,7 +32,7 @@ class Notifications(Base):
             ends.segment.notify("first")
             return carried() > 0
 
-        wait_until(carries, CARRIES_WITHIN_S, f"{self.transport} carries a notification")
+        wait_until(carries, self.carries_within_s, f"{self.transport} carries a notification")
         ends.there.poll_notifications()
         before = carried()
         sent = [(str(n), ends.bytes(n).tobytes()) for n in (0, 1, KIB, LARGEST_NOTE - 5)]
