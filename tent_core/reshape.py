@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tent_core.batch import Rows, Try
+from tent_core.columns import distinct, iovecs
 from tent_core.slicing import Progress, Rule, Slices, cut
 from tent_core.types import Status
-from tent_core.work import Iovecs, Requests
+from tent_core.work import Requests
 
 Indexes = NDArray[np.intp]
 
@@ -91,8 +92,8 @@ def merge(requests: Requests, largest: int | None) -> tuple[Requests, Merge] | N
         return None
     merged = Requests(
         requests.opcode,
-        np.stack((local[starts, 0], joined), axis=1),
-        np.stack((remote[starts, 0], joined), axis=1),
+        iovecs(local[starts, 0], joined),
+        iovecs(remote[starts, 0], joined),
         requests.local_ids[starts],
         requests.remote_ids[starts],
         requests.local_used,
@@ -185,8 +186,8 @@ def parts(requests: Requests, size: int) -> tuple[Slices, list[tuple[int, int]]]
 
 def part(requests: Requests, pieces: Slices, start: int, stop: int) -> Requests:
     """Pieces [start, stop) as requests of their own."""
-    local = _iovecs(pieces.local[start:stop], pieces.length[start:stop])
-    remote = _iovecs(pieces.remote[start:stop], pieces.length[start:stop])
+    local = iovecs(pieces.local[start:stop], pieces.length[start:stop])
+    remote = iovecs(pieces.remote[start:stop], pieces.length[start:stop])
     owner = pieces.request[start:stop]
     local_ids, remote_ids = requests.local_ids[owner], requests.remote_ids[owner]
     return Requests(
@@ -202,15 +203,8 @@ def part(requests: Requests, pieces: Slices, start: int, stop: int) -> Requests:
     )
 
 
-def _iovecs(addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> Iovecs:
-    made = np.empty((len(addresses), 2), np.uint64)  # np.stack takes 8 microseconds
-    made[:, 0] = addresses
-    made[:, 1] = lengths
-    return made
-
-
 def _used(used: tuple[int, ...], ids: NDArray[np.int32]) -> tuple[int, ...]:
-    return used if len(used) == 1 else tuple(np.unique(ids).tolist())
+    return used if len(used) == 1 else distinct(ids)
 
 
 class PartsSink:
@@ -246,7 +240,7 @@ class PartsSink:
         rows = owner[last]
         if not len(rows):
             return 0
-        return self._behind.requests(rows if self._rows is None else self._rows[rows])
+        return self._behind.requests(self._behind_of(rows))
 
     def completed(
         self, pieces: Sequence[tuple[int, int]], moved: NDArray[np.uint64], transport: str
@@ -307,8 +301,11 @@ class PartsSink:
                 )
 
     def _at(self, start: int, stop: int) -> Indexes:
-        rows = np.arange(start, stop)
-        return rows if self._rows is None else self._rows[rows]
+        return self._behind_of(np.arange(start, stop))
+
+    def _behind_of(self, requests: Indexes) -> Indexes:
+        """Rows behind this sink, of positions among the requests that were cut."""
+        return requests if self._rows is None else self._rows[requests]
 
 
 class Part:
