@@ -128,7 +128,7 @@ def discover(root: str | Path = "/") -> Topology:
             for path in _entries(root / "sys/devices/system/node")
             if re.fullmatch(r"node[0-9]{1,6}", path.name)
         ),
-        modules=_modules(root),
+        modules=modules(root),
     )
 
 
@@ -209,8 +209,10 @@ def _numa_node(number: int, path: Path) -> NumaNode:
     )
 
 
-def _modules(root: Path) -> frozenset[str]:
+def modules(root: str | Path = "/") -> frozenset[str]:
+    """The modules alone, for who needs no more of the machine: some devices have a thousand GIDs to read."""
     # /proc/modules has what is loaded; /sys/module also has what is built in and takes parameters.
+    root = Path(root)
     lines = _text(root / "proc/modules").splitlines()
     loaded = {line.split()[0] for line in lines if line.strip()}
     return frozenset(loaded | {path.name for path in _entries(root / "sys/module")})

@@ -116,6 +116,12 @@ class MemoryPair(NamedTuple):
 
 
 DRAM_TO_DRAM = frozenset({MemoryPair(MemoryKind.DRAM, MemoryKind.DRAM)})
+DRAM_AND_GPU = frozenset(
+    MemoryPair(local, remote)
+    for local in (MemoryKind.DRAM, MemoryKind.GPU)
+    for remote in (MemoryKind.DRAM, MemoryKind.GPU)
+)
+"""What a NIC moves that reaches GPU memory by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from tent_core import topology
 from tent_core.hookspecs import hookimpl
 from tent_core.transport import Transport, TransportDeclaration
 from tent_core.types import (
+    DRAM_AND_GPU,
     DRAM_TO_DRAM,
     Capabilities,
-    MemoryKind,
-    MemoryPair,
     Reach,
     Retained,
     TransportType,
@@ -31,12 +30,8 @@ receive, and 1,024 completions of 64 bytes."""
 
 def capabilities(machine: topology.Topology) -> Capabilities:
     """What it can do on this machine: GPU memory only where `nvidia_peermem` is loaded. All else is at no."""
-    pairs = DRAM_TO_DRAM
-    if "nvidia_peermem" in machine.modules:
-        kinds = (MemoryKind.DRAM, MemoryKind.GPU)
-        pairs = frozenset(MemoryPair(local, remote) for local in kinds for remote in kinds)
     return Capabilities(
-        memory_pairs=pairs,
+        memory_pairs=DRAM_AND_GPU if "nvidia_peermem" in machine.modules else DRAM_TO_DRAM,
         reach=Reach.NETWORK,
         self_scheduling=True,
         retained_per_peer=RETAINED,
@@ -72,7 +67,7 @@ def tent_transport() -> TransportDeclaration:
         number=int(TransportType.MPCOMM),
         factory=_make,
         settings=Settings,
-        capabilities=capabilities(topology.discover()),
+        capabilities=capabilities(topology.Topology(modules=topology.modules())),
         summary="RDMA by UCL-MPComm, which slices and chooses NICs itself",
         obstacle=_obstacle,
     )

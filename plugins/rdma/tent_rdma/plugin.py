@@ -8,10 +8,9 @@ from tent_core import topology
 from tent_core.hookspecs import hookimpl
 from tent_core.transport import Transport, TransportDeclaration
 from tent_core.types import (
+    DRAM_AND_GPU,
     DRAM_TO_DRAM,
     Capabilities,
-    MemoryKind,
-    MemoryPair,
     Reach,
     TransportType,
 )
@@ -23,12 +22,8 @@ if TYPE_CHECKING:
 
 def capabilities(machine: topology.Topology) -> Capabilities:
     """What it can do on this machine: GPU memory only where a loaded module lets NICs reach it."""
-    pairs = DRAM_TO_DRAM
-    if machine.peer_memory:
-        kinds = (MemoryKind.DRAM, MemoryKind.GPU)
-        pairs = frozenset(MemoryPair(local, remote) for local in kinds for remote in kinds)
     return Capabilities(
-        memory_pairs=pairs,
+        memory_pairs=DRAM_AND_GPU if machine.peer_memory else DRAM_TO_DRAM,
         reach=Reach.NETWORK,
         owner_checked=True,  # a deregistered key is dead
         notifications=True,
@@ -65,7 +60,7 @@ def tent_transport() -> TransportDeclaration:
         number=int(TransportType.RDMA),
         factory=_make,
         settings=Settings,
-        capabilities=capabilities(topology.discover()),
+        capabilities=capabilities(topology.Topology(modules=topology.modules())),
         summary="one-sided reads and writes by RDMA over every usable NIC",
         obstacle=_obstacle,
     )
