@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -12,10 +13,11 @@ from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
 from tent_core.transport import Endpoint, Peer
 from tent_core.types import Priority, Status
-from tent_core.work import Work
+from tent_core.work import Requests, Work
 from tent_tcp.carriage import CANCELED, Carriage, Rest
 from tent_tcp.dialing import Dialing, Target, dial
 from tent_tcp.gil import GilWatch
+from tent_tcp.messages import Message, Short, messages_of
 from tent_tcp.mover import Mover
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
@@ -23,6 +25,10 @@ from tent_tcp.settings import Settings
 from tent_tcp.streams import Canceled, DeadlinePassed, Patience, Stream, StreamFailed
 
 NAME = "tcp"
+
+Bound = Callable[[], bool | Callable[[Work], None]]
+"""True: every byte is where it belongs. False: nothing was done. Else the request was sent and has no answer
+yet: what is answered takes a Work of the same requests, as `submit` would."""
 
 
 class TcpEndpoint(Endpoint):
@@ -54,9 +60,7 @@ class TcpEndpoint(Endpoint):
             self._mover.submit(self, work)
             return
 
-        def interrupted() -> StreamFailed | None:
-            return Canceled(CANCELED) if work.cancelled else self._interrupted()
-
+        interrupted = partial(self._why_interrupted, work)
         try:
             stream = self.pool.take(
                 work.deadline,
@@ -70,7 +74,40 @@ class TcpEndpoint(Endpoint):
                 work.fail(cause, status=Status.CANCELED)
                 return
             raise
-        carriage = self.carriage(work, stream)
+        self._carry(self.carriage(work, stream), interrupted)
+
+    def bind(self, requests: Requests) -> Bound | None:
+        """What carries out one short request from beginning to end, in the calling thread; None if that cannot
+        be done for these. See `Bound`."""
+        message = next(messages_of(requests)) if len(requests) == 1 else None
+        if message is None or message.short is None:
+            return None
+        return partial(self._carry_out, message, message.short)
+
+    def _carry_out(self, message: Message, short: Short) -> bool | Callable[[Work], None]:
+        stream = self.pool.borrow()
+        if stream is None:
+            return False
+        stream.work = None
+        try:
+            done = stream.converse(message, short, self._gil.spin_s(self._gil.contended()))
+        except BaseException:  # such as KeyboardInterrupt, which may come anywhere
+            self.pool.discard(stream)
+            raise
+        if done:
+            self.pool.give(stream)
+            return True
+        return partial(self._carry_on, stream)
+
+    def _carry_on(self, stream: Stream, work: Work) -> None:
+        """Go on with what `_carry_out` has begun, with all the patience that there is for the work."""
+        carriage = self.carriage(work, stream, Rest(deque(), 0))
+        self._carry(carriage, partial(self._why_interrupted, work))
+
+    def _carry(
+        self, carriage: Carriage, interrupted: Callable[[], StreamFailed | None]
+    ) -> None:
+        work, stream = carriage.work, carriage.stream
         crowded = self._gil.contended()
         patience = Patience(
             work.deadline,
@@ -170,7 +207,9 @@ class TcpEndpoint(Endpoint):
                 f"{self._settings.connect_timeout:g} s"
             ) from None
 
-    def _interrupted(self) -> StreamFailed | None:
+    def _why_interrupted(self, work: Work) -> StreamFailed | None:
+        if work.cancelled:
+            return Canceled(CANCELED)
         closed = self.pool.closed
         return None if closed is None else StreamFailed(closed)
 

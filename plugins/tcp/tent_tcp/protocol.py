@@ -47,6 +47,7 @@ _REQUEST = struct.Struct("<8Q")
 _REQUEST_MAGIC = 0x52544E54  # "TNTR"
 _ANSWER_MAGIC = 0x41544E54  # "TNTA"
 _SAME_MACHINE = 1
+_OK = _ANSWER_MAGIC  # and the verdict is 0, and no text follows
 
 _FENCE = struct.Struct("<8sHI16s")
 _FENCE_MAGIC = b"TENT/TCF"
@@ -239,6 +240,11 @@ def check_lengths(lengths: NDArray[np.uint64], total: int) -> None:
     """
     if int(lengths.min()) == 0 or int(lengths.max()) > total or int(lengths.sum()) != total:
         raise Malformed(f"the blocks are not {total} bytes together, or some are empty")
+
+
+def pack_ok(number: int, moved: int) -> bytes:
+    """The answer to a message of which all went well, as `pack_answer` packs it, in a third of the time."""
+    return _WORDS.pack(_OK, 0, number, moved)
 
 
 def pack_answer(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tent_tcp.protocol import (
+    ANSWER_SIZE,
     HELLO_SIZE,
     MAX_NAME,
     READ,
@@ -27,20 +28,24 @@ from tent_tcp.protocol import (
     Verdict,
     check_lengths,
     pack_answer,
+    pack_ok,
     parse_hello,
     parse_request,
     secrets_match,
 )
 from tent_tcp.receiver.owner import Fault, Owner
-from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Scratch
+from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Sandwich, Scratch
 from tent_tcp.receiver.registry import Admission, Registry
 from tent_tcp.syscalls import HOLDING, MORE, NOW, last_error, would_block
 from tent_tcp.tuning import tune_for_one_machine
-from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
+from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, address_of
 
 TURN_BYTES = 256 << 10
 """About what one stream moves before the others have their turn: what a small request waits for, for each
 stream with bulk."""
+
+_SHORT = 128 << 10
+"""A block alone of up to this size is mostly there as a whole, or is sent as a whole."""
 
 _MESSAGE_COST = 32 << 10
 """What a message counts for beside its bytes: they take about the same time."""
@@ -64,6 +69,7 @@ class Desk:
     registry: Registry
     owner: Owner
     scratch: Scratch
+    sandwich: Sandwich
     handshake_s: float
     stall_s: float
     socket_buffer: int
@@ -105,6 +111,7 @@ class Connection:
         self._descriptor = stream.fileno()
         self._head = ctypes.create_string_buffer(max(HELLO_SIZE, MAX_NAME + STREAM_SIZE))
         self._head_address = ctypes.addressof(self._head)
+        self._request_bytes = memoryview(self._head)[:REQUEST_SIZE]
         self._got = 0  # bytes of the current fixed-size part
         self._step: Callable[[], bool] = self._take_hello
         self._name_size = 0
@@ -176,12 +183,10 @@ class Connection:
     def _take_request(self) -> bool:
         if not self._fill(self._head_address, REQUEST_SIZE):
             return False
-        request = parse_request(memoryview(self._head)[:REQUEST_SIZE])
+        request = parse_request(self._request_bytes)
         self._moved += _MESSAGE_COST
         if request.blocks == 1:
-            return self._begin(
-                request, None, self._desk.registry.admit_one(request.opcode, request.row)
-            )
+            return self._begin_one(request)
         self._request = request
         self._rows = np.empty((request.blocks, 4), np.uint64)
         self._rows[0] = request.row
@@ -197,6 +202,43 @@ class Connection:
         check_lengths(columns[3], request.total)
         admission = self._desk.registry.admit(request.opcode, columns, request.total)
         return self._begin(request, columns, admission)
+
+    def _begin_one(self, request: Request) -> bool:
+        registry, opcode, total = self._desk.registry, request.opcode, request.total
+        if total <= _SHORT:
+            _, address, mapped = registry.find(opcode, request.row)
+            if mapped:  # and so admitted
+                short = self._take_short if opcode == WRITE else self._give_short
+                return short(request, address, total)
+        return self._begin(request, None, registry.admit_one(opcode, request.row))
+
+    def _take_short(self, request: Request, address: int, total: int) -> bool:
+        """A short WRITE into mapped memory: what is there of it in one call, and mostly that is all."""
+        moved = HOLDING.receive(self._descriptor, address, total, NOW)
+        if moved == total:
+            self._desk.owner.check()
+            self._moved += total
+            return self._answer(pack_ok(request.number, total))
+        payload = Piece(address, total)
+        payload.advance(max(moved, 0))  # why there was nothing is found out at the next call
+        self._task = Task(request, None, Mapped(payload), moved=total - payload.left)
+        self._step = self._take_payload
+        return True
+
+    def _give_short(self, request: Request, address: int, total: int) -> bool:
+        """A short READ from mapped memory: all of the answer in one call, if the stream has room for it."""
+        lead, verdict = pack_ok(request.number, 0), pack_ok(request.number, total)
+        sent = self._desk.sandwich.send(self._descriptor, lead, address, total, verdict)
+        left = 2 * ANSWER_SIZE + total - sent
+        self._moved += sent
+        if left == 0:
+            return True
+        if left <= ANSWER_SIZE:
+            return self._answer(verdict[-left:])
+        payload = Piece(address, total)
+        payload.advance(max(0, sent - ANSWER_SIZE))
+        self._task = Task(request, None, Mapped(payload), moved=total - payload.left)
+        return self._answer(lead[sent:], self._give_payload)
 
     def _begin(self, request: Request, columns: Columns | None, admission: Admission) -> bool:
         desk, vector = self._desk, admission.vector

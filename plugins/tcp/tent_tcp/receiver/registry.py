@@ -20,6 +20,27 @@ _ROOM = 64
 _TOP = 1 << 64
 
 
+class Place(NamedTuple):
+    """Where one block lies, if the verdict on it is OK. `mapped`: it is, and `address` is one of this process;
+    else it is the owner's."""
+
+    verdict: Verdict
+    address: int = 0
+    mapped: bool = False
+
+
+_UNKNOWN, _STALE, _REVOKED, _DENIED, _OUT_OF_RANGE = (
+    Place(verdict)
+    for verdict in (
+        Verdict.UNKNOWN_BUFFER,
+        Verdict.STALE_BUFFER,
+        Verdict.REVOKED,
+        Verdict.DENIED,
+        Verdict.OUT_OF_RANGE,
+    )
+)
+
+
 class Admission(NamedTuple):
     """Memory to move the payload of a request to or from, or why not and which block is the first refused.
 
@@ -33,7 +54,8 @@ class Admission(NamedTuple):
 
 
 class Registry:
-    """Columns by buffer id, so that a thousand blocks are checked in a few array operations.
+    """Columns by buffer id, so that a thousand blocks are checked in a few array operations, and the same as
+    rows of numbers for a block alone.
 
     A buffer that was removed leaves its generation behind, so that who still asks for it is told that it
     was revoked, until the id is used again.
@@ -46,6 +68,8 @@ class Registry:
         self._ends = np.zeros(0, np.uint64)
         self._shifts = np.zeros(0, np.uint64)
         self._access = np.zeros(0, np.uint8)
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        """Generation, start, end, shift, access; all 0 for an id that was never used."""
 
     def add(
         self,
@@ -68,6 +92,7 @@ class Registry:
         self._ends[buffer] = address + length
         self._shifts[buffer] = shift
         self._access[buffer] = access
+        self._rows[buffer] = (generation, address, address + length, shift, access)
 
     def remove(self, buffer: int, generation: int) -> None:
         """Withdraw and unmap a buffer to or from which nothing moves any more. Unknown ones are ignored."""
@@ -75,31 +100,35 @@ class Registry:
             return
         access = int(self._access[buffer])
         self._access[buffer] = _GONE
+        _, start, end, shift, _ = self._rows[buffer]
+        self._rows[buffer] = (generation, start, end, shift, _GONE)
         if access & _MAPPED:
-            start, end = int(self._starts[buffer]), int(self._ends[buffer])
-            unmap((start + int(self._shifts[buffer])) % _TOP, end - start)
+            unmap((start + shift) % _TOP, end - start)
+
+    def find(self, opcode: int, row: tuple[int, int, int, int]) -> Place:
+        """Check a block alone, whose length is not zero."""
+        buffer, generation, address, length = row
+        if buffer >= self._size:
+            return _UNKNOWN
+        known, start, end, shift, access = self._rows[buffer]
+        if end == 0:
+            return _UNKNOWN  # an id that was never used
+        if known != generation:
+            return _STALE
+        if access & _GONE:
+            return _REVOKED
+        if not access & (_READABLE if opcode == READ else _WRITABLE):
+            return _DENIED
+        if not start <= address <= end or length > end - address:
+            return _OUT_OF_RANGE
+        return Place(Verdict.OK, (address + shift) % _TOP, bool(access & _MAPPED))
 
     def admit_one(self, opcode: int, row: tuple[int, int, int, int]) -> Admission:
         """Check a request of one block, whose length is not zero."""
-        buffer, generation, address, length = row
-        if buffer >= self._size:
-            return _refused(Verdict.UNKNOWN_BUFFER)
-        access = int(self._access[buffer])
-        start, end = int(self._starts[buffer]), int(self._ends[buffer])
-        if end == 0:
-            return _refused(Verdict.UNKNOWN_BUFFER)  # an id that was never used
-        if int(self._generations[buffer]) != generation:
-            return _refused(Verdict.STALE_BUFFER)
-        if access & _GONE:
-            return _refused(Verdict.REVOKED)
-        if not access & (_READABLE if opcode == READ else _WRITABLE):
-            return _refused(Verdict.DENIED)
-        if not start <= address <= end or length > end - address:
-            return _refused(Verdict.OUT_OF_RANGE)
-        shift = int(self._shifts[buffer])
-        return Admission(
-            Verdict.OK, 0, Piece((address + shift) % _TOP, length), bool(access & _MAPPED)
-        )
+        verdict, address, mapped = self.find(opcode, row)
+        if verdict is not Verdict.OK:
+            return _refused(verdict)
+        return Admission(verdict, 0, Piece(address, row[3]), mapped)
 
     def admit(self, opcode: int, columns: Columns, total: int) -> Admission:
         """Check a request of many blocks, whose lengths are not zero and `total` together."""
@@ -134,6 +163,7 @@ class Registry:
 
     def _grow(self) -> None:
         self._size = max(_ROOM, 2 * self._size)
+        self._rows += [(0, 0, 0, 0, 0)] * (self._size - len(self._rows))
         for name in ("_generations", "_starts", "_ends", "_shifts", "_access"):
             old = getattr(self, name)
             new = np.zeros(self._size, old.dtype)
