@@ -77,8 +77,8 @@ class TcpEndpoint(Endpoint):
         self._carry(self.carriage(work, stream), interrupted)
 
     def bind(self, requests: Requests) -> Bound | None:
-        """What carries out one short request from beginning to end, in the calling thread; None if that cannot
-        be done for these. See `Bound`."""
+        """What carries out one short request from beginning to end, in the calling thread; None if these are
+        something else. See `Bound`."""
         message = next(messages_of(requests)) if len(requests) == 1 else None
         if message is None or message.short is None:
             return None
@@ -104,9 +104,7 @@ class TcpEndpoint(Endpoint):
         carriage = self.carriage(work, stream, Rest(deque(), 0))
         self._carry(carriage, partial(self._why_interrupted, work))
 
-    def _carry(
-        self, carriage: Carriage, interrupted: Callable[[], StreamFailed | None]
-    ) -> None:
+    def _carry(self, carriage: Carriage, interrupted: Callable[[], StreamFailed | None]) -> None:
         work, stream = carriage.work, carriage.stream
         crowded = self._gil.contended()
         patience = Patience(

@@ -43,8 +43,8 @@ def generations_of(requests: Requests, start: int, stop: int) -> int | NDArray[n
 class Short:
     """What a message of one short block needs to be sent as a whole, and what answers it if all went well.
 
-    `header` is the address of a MessageHeader, `lead` comes before the payload of a READ, and `verdict` after it
-    or alone. `payload` is the address of the block here.
+    `header` is the address of a MessageHeader, `lead` comes before the payload of a READ, and `verdict` after
+    it or alone. `payload` is the address of the block here.
     """
 
     __slots__ = ("_header", "header", "lead", "payload", "verdict")

@@ -219,17 +219,17 @@ def build_request(
 
 def parse_request(data: bytes | bytearray | memoryview) -> Request:
     """The first REQUEST_SIZE bytes of a request; `blocks` - 1 rows follow. Raises Malformed."""
-    kind, blocks, number, total, *row = _REQUEST.unpack(data)
+    kind, blocks, number, total, buffer, generation, address, length = _REQUEST.unpack(data)
     opcode = kind >> 32
-    if kind & 0xFFFFFFFF != _REQUEST_MAGIC or opcode not in (READ, WRITE):
+    if kind & 0xFFFFFFFF != _REQUEST_MAGIC or opcode > WRITE:
         raise Malformed(f"no request starts with {kind:#x}")
     if not 0 < blocks <= MAX_REQUESTS:
         raise Malformed(f"a request of {blocks} blocks, 1 to {MAX_REQUESTS} are allowed")
     if not 0 < total <= MAX_TOTAL:
         raise Malformed(f"a request of {total} bytes, 1 to {MAX_TOTAL} are allowed")
-    if blocks == 1 and row[3] != total:
-        raise Malformed(f"a request of {total} bytes whose only block has {row[3]}")
-    return Request(opcode, blocks, number, total, (row[0], row[1], row[2], row[3]))
+    if blocks == 1 and length != total:
+        raise Malformed(f"a request of {total} bytes whose only block has {length}")
+    return Request(opcode, blocks, number, total, (buffer, generation, address, length))
 
 
 def check_lengths(lengths: NDArray[np.uint64], total: int) -> None:

@@ -177,7 +177,12 @@ class Stream:
     def _take_rest(self, message: Message, short: Short, spin_s: float) -> bool:
         """Payload and verdict of a short READ whose lead has come: see `converse`."""
         rest, header = self._rest, ctypes.addressof(self._rest_header)
-        rest[0], rest[1], rest[2], rest[3] = short.payload, message.total, self._address, ANSWER_SIZE
+        rest[0], rest[1], rest[2], rest[3] = (
+            short.payload,
+            message.total,
+            self._address,
+            ANSWER_SIZE,
+        )
         until = 0.0
         while rest[3]:
             got = HOLDING.receive_message(self.descriptor, header, NOW)

@@ -59,7 +59,9 @@ class Sandwich:
     def __init__(self) -> None:
         self._answers = ctypes.create_string_buffer(2 * ANSWER_SIZE)
         lead = ctypes.addressof(self._answers)
-        self._pieces = (ctypes.c_uint64 * 6)(lead, ANSWER_SIZE, 0, 0, lead + ANSWER_SIZE, ANSWER_SIZE)
+        self._pieces = (ctypes.c_uint64 * 6)(
+            lead, ANSWER_SIZE, 0, 0, lead + ANSWER_SIZE, ANSWER_SIZE
+        )
         self._header = MessageHeader(pieces=ctypes.addressof(self._pieces), count=3)
         self._header_address = ctypes.addressof(self._header)
 

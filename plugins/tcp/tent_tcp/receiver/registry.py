@@ -21,8 +21,9 @@ _TOP = 1 << 64
 
 
 class Place(NamedTuple):
-    """Where one block lies, if the verdict on it is OK. `mapped`: it is, and `address` is one of this process;
-    else it is the owner's."""
+    """Where one block lies, if the verdict is OK. If `mapped`, it is, and `address` is one of this process;
+    else it is its owner's.
+    """
 
     verdict: Verdict
     address: int = 0
