@@ -3,9 +3,9 @@
 
     python benchmarks/memory.py [--transport shm --transport tcp] [--json]
 
-Resident memory of fresh processes, read from outside: of an interpreter that has imported numpy and grpc, and of
-the two sides of a connection. The exit status is 1 if an engine takes more than 20 MiB above that interpreter, or
-one of its helper processes more than 40 MiB.
+Resident memory of fresh processes, read from outside: of an interpreter that has imported numpy and grpc,
+and of the two sides of a connection. The exit status is 1 if an engine takes more than 20 MiB above that
+interpreter, or one of its helper processes more than 40 MiB.
 """
 
 from __future__ import annotations

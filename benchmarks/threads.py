@@ -4,11 +4,12 @@
     python benchmarks/threads.py [--transport tcp] [--rounds 3] [--seconds 0.5] [--json]
     python benchmarks/threads.py --transport shm --case 4KiBx1 --profile
 
-One initiator and one target for each transport. In each round every case is done by one, two, four and eight
-threads in turn, and rates are calls per second of all threads together, bytes checked before and after. The exit
-status is 1 if two or more threads are below 0.8 of one thread's rate with single blocks up to 64 KiB, or below 1.3
-times it with larger ones and with batches, by the medians of the rounds' ratios. --profile shows where one of
-the threads spends its time while it is alone, and while it is one of the most.
+One initiator and one target for each transport. In each round every case is done by one, two, four and
+eight threads in turn, and rates are calls per second of all threads together, bytes checked before and
+after. The exit status is 1 if two or more threads are below 0.8 of one thread's rate with single blocks up
+to 64 KiB, or below 1.3 times it with larger ones and with batches, by the medians of the rounds' ratios.
+What several threads gain with the system call alone is shown beside them. --profile shows where one of the
+threads spends its time while it is alone, and while it is one of the most.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import multiprocessing
 import pstats
 import statistics
 import sys
@@ -23,7 +25,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from figures import Figure, conclude
+from peerbench import SPAN, cma, cma_target
 
 from tent_core.bench.cases import SEED, Case, Memory, Work, parse_case, works
 from tent_core.bench.measure import Bench, timed_together
@@ -34,9 +38,10 @@ THREADS = (2, 4, 8)
 CASES = ("4KiBx1", "64KiBx1", "1MiBx1", "4KiBx1000", "16KiBx1000")
 SMALL = 64 << 10
 LEAST_SMALL, LEAST_LARGE = 0.8, 1.3
-"""Of one thread's rate: single blocks up to SMALL wait for the interpreter lock; everything else can use cores."""
+"""Of one thread's rate: single blocks up to SMALL wait for the interpreter lock; the rest can use cores."""
 
 KINDS = (("shm", Memory.ALLOCATED), ("shm", Memory.REGISTERED), ("tcp", Memory.ALLOCATED))
+LIMIT = "process_vm_*"
 LINES = 12
 
 
@@ -48,7 +53,9 @@ class Row(NamedTuple):
     rates: dict[int, list[float]]
 
     def figures(self) -> list[Figure]:
-        """The ratios beside their floors."""
+        """The ratios beside their floors; none for the limit."""
+        if self.name.startswith(LIMIT):
+            return []
         small = self.case.batch == 1 and self.case.block <= SMALL
         floor = LEAST_SMALL if small else LEAST_LARGE
         return [
@@ -83,21 +90,53 @@ def plan(opcode: Opcode, cases: tuple[Case, ...], span: int) -> list[tuple[Work,
 
 
 def measure(bench: Bench, rounds: int, name: str, plans: list[tuple[Work, ...]]) -> list[Row]:
-    """Rates of every case; one round after the other, so that drift meets all alike."""
+    """Rates of every case over one transport, with bytes checked before and after."""
     rows = []
     for each in plans:
         calls = [bench.call(work) for work in each]
-        row = Row(f"{name} {each[0].opcode.name.lower()} {each[0].case}", each[0].case, {})
         bench.check(each[0], calls[0], 1)
-        timed_together(calls, 0)  # the first calls make what is kept
-        for _ in range(rounds):
-            for n in (1, *THREADS):
-                _, rate = timed_together(calls[:n], bench.seconds)
-                row.rates.setdefault(n, []).append(rate)
+        rows.append(rates(f"{name} {_name(each[0])}", each[0].case, calls, bench.seconds, rounds))
         bench.check(each[0], calls[0], 3)
-        print(row.name, {n: round(x, 2) for n, x in row.ratios().items()}, file=sys.stderr)
-        rows.append(row)
     return rows
+
+
+def limit(plans: list[tuple[Work, ...]], seconds: float, rounds: int) -> list[Row]:
+    """The same with `process_vm_writev` and `process_vm_readv` alone, which need no interpreter lock."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    other = spawn.Process(target=cma_target, args=(theirs,), daemon=True)
+    other.start()
+    pid, base = ours.recv()
+    span = np.ones(SPAN, np.uint8)
+    start = span.ctypes.data
+    case = cma(pid, base, start)
+    rows = []
+    for each in plans:
+        calls: list[Callable[[], object]] = []
+        for work in each:
+            here, there = (work.local + np.uint64(start)), (work.remote + np.uint64(base))
+            op = work.opcode.name.lower()
+            calls.append(case(op, here.tolist(), there.tolist(), work.case.block))
+        rows.append(rates(f"{LIMIT} {_name(each[0])}", each[0].case, calls, seconds, rounds))
+    other.kill()
+    return rows
+
+
+def rates(
+    name: str, case: Case, calls: list[Callable[[], object]], seconds: float, rounds: int
+) -> Row:
+    """Rates by one and by several threads in turn, round by round, so that drift meets all alike."""
+    row = Row(name, case, {})
+    timed_together(calls, 0)  # the first calls make what is kept
+    for _ in range(rounds):
+        for n in (1, *THREADS):
+            row.rates.setdefault(n, []).append(timed_together(calls[:n], seconds)[1])
+    print(row.name, {n: round(x, 2) for n, x in row.ratios().items()}, file=sys.stderr)
+    return row
+
+
+def _name(work: Work) -> str:
+    return f"{work.opcode.name.lower()} {work.case}"
 
 
 def profile(bench: Bench, name: str, works_: tuple[Work, ...]) -> None:
@@ -106,7 +145,7 @@ def profile(bench: Bench, name: str, works_: tuple[Work, ...]) -> None:
     for n in (1, max(THREADS)):
         profiler = cProfile.Profile()
         timed_together([_profiled(calls[0], profiler), *calls[1:n]], bench.seconds)
-        print(f"\n{name} {works_[0].opcode.name.lower()} {works_[0].case}, one of {n} threads")
+        print(f"\n{name} {_name(works_[0])}, one of {n} threads")
         pstats.Stats(profiler, stream=sys.stdout).strip_dirs().sort_stats("tottime").print_stats(
             LINES
         )
@@ -133,6 +172,9 @@ def run(args: argparse.Namespace) -> list[Row]:
                         profile(bench, name, each)
                 else:
                     rows += measure(bench, args.rounds, name, plans)
+    if not args.profile and "shm" in (args.transport or ("shm",)):
+        for op in args.op or ("write", "read"):
+            rows += limit(plan(Opcode[op.upper()], cases, SPAN), args.seconds, args.rounds)
     return rows
 
 

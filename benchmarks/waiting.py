@@ -3,9 +3,9 @@
 
     python benchmarks/waiting.py [--seconds 5] [--json]
 
-The transfer is a mock's, which reports its end after so many seconds and moves nothing, so all that is spent is
-spent on waiting. The exit status is 1 if a way to wait costs more than 50 ms of processor time, of all threads
-of the process. A loop around `poll` costs what the loop costs, and is not measured.
+The transfer is a mock's, which reports its end after so many seconds and moves nothing, so all that is
+spent is spent on waiting. The exit status is 1 if a way to wait costs more than 50 ms of processor time, of
+all threads of the process. A loop around `poll` costs what the loop costs, and is not measured.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from figures import Figure, conclude
 
 import tent_core as tent
+
 SIZE = 4096
 MOST_MS = 50.0
 

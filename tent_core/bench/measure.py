@@ -141,8 +141,8 @@ def timed(call: Call, seconds: float) -> list[float]:
 def timed_together(calls: list[Call], seconds: float) -> tuple[float, float]:
     """The median seconds of a call, and calls per second of all threads, each with a call of its own.
 
-    All go on for `seconds`, and the rate is what was done from the first call to the last: a thread that waits for
-    another one counts as waiting.
+    All go on for `seconds`, and the rate is what was done from the first call to the last, so that a thread
+    that waits for another one counts as waiting.
     """
     start = threading.Barrier(len(calls), timeout=60)
     found: list[list[float]] = [[] for _ in calls]

@@ -31,7 +31,7 @@ class BenchOptions:
 
 @contextmanager
 def ends(options: BenchOptions) -> Iterator[Bench]:
-    """Both ends of a measurement, until the context is left; this process is the initiator. Raises TentError."""
+    """Both ends of a measurement; this process is the initiator. Raises TentError."""
     from tent_core.engine import Engine
 
     if options.busy.initiator:
