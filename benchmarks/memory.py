@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from figures import Figure, conclude
 from footprint import children, footprint
@@ -31,12 +31,11 @@ QUIET_S = 1.0
 INTERPRETER = "import numpy, grpc, sys; print('ready', flush=True); sys.stdin.read()"
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """MiB that one side takes: its process, and each of its helpers."""
+class Taken(NamedTuple):
+    """MiB of a process: all that is resident, and of it what is private."""
 
-    process: float
-    helpers: tuple[float, ...]
+    resident: float
+    private: float
 
 
 def config(transports: list[str]) -> dict[str, Any]:
@@ -48,55 +47,61 @@ def config(transports: list[str]) -> dict[str, Any]:
     }
 
 
-def resident(pid: int) -> float:
-    """MiB of that process that are in memory."""
-    return footprint(pid).resident_kib / 1024
+def taken(pid: int) -> Taken:
+    """By that process, now."""
+    found = footprint(pid)
+    return Taken(found.resident_kib / 1024, found.private_kib / 1024)
 
 
-def taken(peer: PeerProcess) -> Taken:
-    """By that process."""
-    return Taken(resident(peer.pid), tuple(resident(pid) for pid in children(peer.pid)))
-
-
-def interpreter() -> float:
-    """MiB of a fresh interpreter that has imported numpy and grpc."""
+def interpreter() -> Taken:
+    """By a fresh interpreter that has imported numpy and grpc."""
     command = (sys.executable, "-c", INTERPRETER)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = resident(process.pid)
+        found = taken(process.pid)
         process.kill()
     return found
 
 
 def measure(transports: list[str]) -> dict[str, Taken]:
-    """Both sides of a connection: the one that opened it, and the one that was opened."""
+    """Both sides of a connection; and the helpers of the one that was opened, once it was written to."""
     with ExitStack() as stack:
         opened, opener = (stack.enter_context(PeerProcess(config(transports))) for _ in range(2))
         opener.run("segment = engine.open_segment(name)", name=opened.segment_name)
         time.sleep(QUIET_S)
-        return {"opener": taken(opener), "opened": taken(opened)}
+        found = {"opener": taken(opener.pid), "opened": taken(opened.pid)}
+        opened.run("pool = engine.allocate(4096, name='pool')")
+        opener.run("source = engine.allocate(4096); remote = segment.buffer('pool')")
+        for name in transports:
+            opener.run("segment.write(source, remote, transport=name)", name=name)
+        for number, pid in enumerate(children(opened.pid), 1):
+            found[f"helper {number}"] = taken(pid)
+        return found
 
 
-def judge(base: float, rounds: list[dict[str, Taken]]) -> list[Figure]:
+def judge(base: Taken, rounds: list[dict[str, Taken]]) -> list[Figure]:
     """The medians of all rounds, beside their bounds."""
     figures = []
-    for side in rounds[0]:
-        above = statistics.median(each[side].process for each in rounds) - base
-        figures.append(
-            Figure(f"{side}: engine above the interpreter", above, MOST_ENGINE_MIB, "MiB")
-        )
-        helpers = [max(each[side].helpers) for each in rounds if each[side].helpers]
-        if helpers:
-            figures.append(
-                Figure(
-                    f"{side}: its largest helper",
-                    statistics.median(helpers),
-                    MOST_HELPER_MIB,
-                    "MiB",
-                )
-            )
+    for who in rounds[0]:
+        resident = statistics.median(each[who].resident for each in rounds)
+        if who.startswith("helper"):
+            figures.append(Figure(f"{who}, resident", resident, MOST_HELPER_MIB, "MiB"))
+        else:
+            above = resident - base.resident
+            what = f"{who}, resident above the interpreter"
+            figures.append(Figure(what, above, MOST_ENGINE_MIB, "MiB"))
     return figures
+
+
+def show(base: Taken, rounds: list[dict[str, Taken]]) -> None:
+    """The medians, as a table."""
+    print(f"{'MiB':30}{'resident':>10}{'private':>10}")
+    print(f"{'interpreter, numpy, grpc':30}{base.resident:>10.1f}{base.private:>10.1f}")
+    for who in rounds[0]:
+        resident = statistics.median(each[who].resident for each in rounds)
+        private = statistics.median(each[who].private for each in rounds)
+        print(f"{who:30}{resident:>10.1f}{private:>10.1f}")
 
 
 def main() -> int:
@@ -108,14 +113,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args()
-    base = statistics.median(interpreter() for _ in range(args.rounds))
-    rounds = [measure(args.transport or ["shm", "tcp"]) for _ in range(args.rounds)]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as what is installed has its bytecode
+    transports = args.transport or ["shm", "tcp"]
+    measure(transports)  # compiles what is not yet compiled
+    bases = [interpreter() for _ in range(args.rounds)]
+    base = sorted(bases)[len(bases) // 2]
+    rounds = [measure(transports) for _ in range(args.rounds)]
     figures = judge(base, rounds)
     if args.json:
-        found = {"interpreter_mib": base, "figures": [figure.as_json() for figure in figures]}
-        print(json.dumps(found))
+        documents = [{who: each._asdict() for who, each in one.items()} for one in rounds]
+        found = {"interpreter": base._asdict(), "rounds": documents}
+        print(json.dumps({**found, "figures": [figure.as_json() for figure in figures]}))
     else:
-        print(f"an interpreter with numpy and grpc takes {base:.1f} MiB")
+        show(base, rounds)
         print(*figures, sep="\n")
     return conclude(figures)
 
