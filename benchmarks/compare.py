@@ -36,7 +36,8 @@ from surroundings import draw, machine, peers_python
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
-TENT = ("shm registered", "shm allocated", "tcp allocated")
+MEMORY = {"shm": ("registered", "allocated")}
+"""Of whose memory a transport is measured, where it makes a difference; else it is allocated."""
 PEERS = ("mooncake", "nixl", "nixl-prepped", "nixl-tcp", "memmove", "cma", "tcp")
 
 
@@ -59,10 +60,10 @@ def contenders(args: argparse.Namespace, python: str) -> list[Contender]:
     work += [f"--case={case}" for case in args.case or ()] + [f"--op={op}" for op in args.op or ()]
     bench = (sys.executable, "-m", "tent_core.cli", "bench", "--json")
     found = []
-    for ours in args.tent or TENT:
-        transport, memory = ours.split()
-        command = (*bench, f"--transport={transport}", f"--memory={memory}", *work)
-        found.append(Contender(f"tent {ours}", command))
+    for transport in args.transport or ("shm", "tcp"):
+        for memory in args.memory or MEMORY.get(transport, ("allocated",)):
+            command = (*bench, f"--transport={transport}", f"--memory={memory}", *work)
+            found.append(Contender(f"tent {transport} {memory}", command))
     script = str(HERE / "peerbench.py")
     for peer in args.peer or PEERS:
         found.append(Contender(peer, (python, script, f"--peer={peer}", *work)))
@@ -131,9 +132,9 @@ def main() -> int:
     )
     several: dict[str, Any] = {"action": "append"}
     parser.add_argument("--rounds", type=int, default=7, help="how often each contender runs (7)")
-    parser.add_argument(
-        "--tent", **several, metavar="'TRANSPORT MEMORY'", help=f"default: {', '.join(TENT)}"
-    )
+    parser.add_argument("--transport", **several, help="of TENT; default: shm and tcp")
+    memories = ["allocated", "registered"]
+    parser.add_argument("--memory", **several, choices=memories, help="default: both with shm")
     parser.add_argument("--peer", **several, choices=PEERS, help="default: all")
     parser.add_argument(
         "--case", **several, metavar="BLOCKxBATCH", help="such as 4096x1000; default: all"
