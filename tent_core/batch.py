@@ -65,6 +65,17 @@ class Options:
     part: bool = False
     """Whether it carries a part of what another batch was asked for, which is counted there."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked but to carry it soon: no time of its own, no notification."""
+        return (
+            self.timeout is None
+            and self.deadline is None
+            and self.attempt_s is None
+            and self.stall_s is None
+            and self.note is None
+        )
+
 
 class Cancellable(Protocol):
     """What carries a part of a batch."""

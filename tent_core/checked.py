@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from tent_core import columns
 from tent_core.batch import Batch, Options, Rows, Try
+from tent_core.bound import Started
 from tent_core.errors import (
     BufferRevoked,
     PermissionDenied,
@@ -113,7 +114,7 @@ class Checked:
         A peer that was retired is woken first: by this thread if it may block, else by one that may wait.
         """
         engine, peer = self.engine, self.peer
-        batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
+        batch = self._batch()
         deadline = engine.deadline(options)
         note = options.note
         if note is not None:
@@ -131,6 +132,29 @@ class Checked:
                 lambda: self._go_later(batch, waking, options, plan, deadline)
             )
         return batch
+
+    def go_on(self, started: Started, options: Options) -> Batch:
+        """Carry on what a bound call has started; the use of its lease ends with the batch."""
+        bound = started.bound
+        dispatcher = self.engine.dispatcher
+        batch = self._batch()
+        batch.hold((bound.lease,))
+        deadline, began = self.engine.deadline(options), dispatcher.now()
+        dispatcher.first(
+            batch,
+            self.peer,
+            bound.group,
+            options,
+            deadline,
+            began,
+            True,
+            bound.endpoint,
+            started.resume,
+        )
+        return batch
+
+    def _batch(self) -> Batch:
+        return Batch(len(self), f"batch of {len(self)} to {self.peer.key.name}", self.engine.spin_s)
 
     def _go(
         self, batch: Batch, options: Options, may_block: bool, plan: Plan | None, deadline: float

@@ -24,6 +24,7 @@ from tent_core.policy import Selection
 from tent_core.reshape import MergedSink, PartsSink, Sink, merge, part, parts
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
+from tent_core.transport import Endpoint
 from tent_core.turns import Turns
 from tent_core.types import Priority
 from tent_core.work import Requests, Work
@@ -139,9 +140,20 @@ class Dispatcher:
         for some, chosen, here, there in by_trait(requests, local, remote):
             where = chosen if rows is None else rows if chosen is None else rows[chosen]
             groups += by_size(some, where, self.plan(peer, here, there, options))
-        return [self._merged(group) for group in groups]
+        alone = len(groups) == 1 and self._unruled(options)
+        return [self._merged(group, alone) for group in groups]
 
-    def _merged(self, group: Group) -> Group:
+    def _unruled(self, options: Options) -> bool:
+        """Whether transfers with these options wait for nobody, and have no limits on each attempt."""
+        return (
+            self.overrule is None
+            and options.attempt_s is None
+            and options.stall_s is None
+            and self.limits.get(options.priority) is None
+            and options.priority not in self.taking_turns
+        )
+
+    def _merged(self, group: Group, alone: bool) -> Group:
         """With neighbours joined, unless they would be larger than a candidate takes."""
         limits = [
             capabilities.largest_request
@@ -150,9 +162,9 @@ class Dispatcher:
             and capabilities.largest_request is not None
         ]
         merged = merge(group.requests, min(limits, default=None))
-        if merged is None:
-            return group
-        return Group(merged[0], group.rows, group.selection, merged[1])
+        if merged is not None:
+            return Group(merged[0], group.rows, group.selection, merged[1])
+        return group._replace(direct=True) if alone and group.selection.untimed else group
 
     def plan(self, peer: LivePeer, here: Trait, there: Trait, options: Options) -> Any:
         """The plan for requests between buffers of these traits."""
@@ -182,11 +194,12 @@ class Dispatcher:
         may_block: bool,
     ) -> None:
         """Set all groups going. With `may_block` the calling thread may carry them out itself."""
+        first = groups[0]
+        if first.direct and self._at_once(batch, peer, first, options, deadline, may_block):
+            return
         limited = self.limits.get(options.priority) is not None or (
             options.priority in self.taking_turns
         )
-        if not limited and self._at_once(batch, peer, groups, options, deadline, may_block):
-            return
         for group in groups:
             requests, rows, selection = group.requests, group.rows, group.selection
             names = selection.candidates
@@ -228,35 +241,43 @@ class Dispatcher:
         self,
         batch: Batch,
         peer: LivePeer,
-        groups: list[Group],
+        group: Group,
         options: Options,
         deadline: float,
         may_block: bool,
     ) -> bool:
-        """Give one group to its first candidate, where nothing stands in the way; False if something does.
-
-        A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once an attempt has failed.
-        """
-        if len(groups) != 1 or self.overrule is not None:
+        """Give a direct group to its first candidate, unless that is troubled or not connected yet."""
+        traffic = peer.traffic
+        if traffic.troubled or (traffic.pacing and group.requests.total >= BULK):
             return False
-        requests, rows, selection, merged = groups[0]
-        traffic, entry = peer.traffic, selection.entry
-        if (
-            merged is not None
-            or entry is None
-            or not selection.untimed
-            or options.attempt_s is not None
-            or options.stall_s is not None
-            or traffic.troubled
-            or (traffic.pacing and requests.total >= BULK)
-        ):
-            return False
-        name = selection.candidates[0]
-        endpoint = peer.endpoints.ready.get(name)
+        endpoint = peer.endpoints.ready.get(group.selection.candidates[0])
         began = self.now()
         if endpoint is None or began >= deadline:
             return False
+        self.first(
+            batch, peer, group, options, deadline, began, may_block, endpoint, endpoint.submit
+        )
+        return True
 
+    def first(
+        self,
+        batch: Batch,
+        peer: LivePeer,
+        group: Group,
+        options: Options,
+        deadline: float,
+        began: float,
+        may_block: bool,
+        endpoint: Endpoint,
+        submit: Callable[[Work], None],
+    ) -> None:
+        """Have the endpoint of its first candidate carry a direct group, by `submit`.
+
+        A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once this attempt has failed.
+        """
+        requests, rows, selection = group.requests, group.rows, group.selection
+        name, entry = selection.candidates[0], selection.entry
+        assert entry is not None
         attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
         inline: Carry | None = None
         submitting = get_ident()
@@ -310,7 +331,7 @@ class Dispatcher:
             )
             batch.carried_by((attempt,), self._push)
         try:
-            endpoint.submit(work)
+            submit(work)
         except TentError as error:
             work.refuse(error)
         except Exception as error:
@@ -320,7 +341,6 @@ class Dispatcher:
             inline.go_on(work)
         elif attempt is not None and attempt.cancelled:
             attempt.cancel()  # by somebody who came before the transport knew the work
-        return True
 
     def _parts(
         self, sink: Sink, requests: Requests, rows: Rows
