@@ -95,8 +95,8 @@ def bind(checked: Checked, group: Group, epoch: int) -> Bound | None:
     if endpoint is None or entry is None or entry.devices or entry.qp_pool is not None:
         return None  # a bound call cannot be told which devices to use
     lease = Lease(dispatcher.stats.tally(name, peer.counters, group.requests.total))
-    things = (*checked.local, *checked.remote)
-    if not all(thing.inflight.lend(lease) for thing in things) or not peer.lend(lease, epoch):
+    things = [b.inflight for b in checked.local] + [b.inflight for b in checked.remote]
+    if not all(thing.lend(lease) for thing in things) or not peer.lend(lease, epoch):
         return None
     try:
         call = endpoint.bind(group.requests)

@@ -115,16 +115,17 @@ class Checked:
         """
         engine, peer = self.engine, self.peer
         batch = self._batch()
-        deadline = engine.deadline(options)
+        began = engine.dispatcher.now()
+        deadline = engine.deadline(options, began)
         note = options.note
         if note is not None:
             sums = self.sums() if note.integrity else None
             engine.announcer.follow(batch, peer, note, sums, deadline)
         if peer.try_begin():
-            self._go(batch, options, may_block, plan, deadline)
+            self._go(batch, options, may_block, plan, deadline, began)
         elif may_block:
             peer.begin(engine.call_timeout(None))
-            self._go(batch, options, may_block, plan, deadline)
+            self._go(batch, options, may_block, plan, deadline, engine.dispatcher.now())
         else:
             waking = _Waking(batch)
             batch.carried_by([waking], None)
@@ -139,7 +140,8 @@ class Checked:
         dispatcher = self.engine.dispatcher
         batch = self._batch()
         batch.hold((bound.lease,))
-        deadline, began = self.engine.deadline(options), dispatcher.now()
+        began = dispatcher.now()
+        deadline = self.engine.deadline(options, began)
         dispatcher.first(
             batch,
             self.peer,
@@ -154,10 +156,16 @@ class Checked:
         return batch
 
     def _batch(self) -> Batch:
-        return Batch(len(self), f"batch of {len(self)} to {self.peer.key.name}", self.engine.spin_s)
+        return Batch(len(self), self.peer.key.name, self.engine.spin_s)
 
     def _go(
-        self, batch: Batch, options: Options, may_block: bool, plan: Plan | None, deadline: float
+        self,
+        batch: Batch,
+        options: Options,
+        may_block: bool,
+        plan: Plan | None,
+        deadline: float,
+        began: float,
     ) -> None:
         """Set going; the use of the peer has begun. What raises here leaves no mark behind."""
         try:
@@ -175,7 +183,7 @@ class Checked:
                 deadlines.infeasible(options.priority)
         batch.hold((*marks, self.peer))
         if not batch.done:
-            dispatcher.start(batch, self.peer, groups, options, deadline, may_block)
+            dispatcher.start(batch, self.peer, groups, options, deadline, began, may_block)
 
     def _go_later(
         self,
@@ -196,7 +204,7 @@ class Checked:
             self.peer.end()
             return
         try:
-            self._go(batch, options, False, plan, deadline)
+            self._go(batch, options, False, plan, deadline, self.engine.dispatcher.now())
         except TentError as error:
             batch.settle_failed(None, Status.FAILED, None, (Try("connect", error, 0.0),))
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from threading import get_ident
 from typing import Any, Protocol
 
 from tent_core.admission import Rules
 from tent_core.alarm import Alarm
-from tent_core.attempt import FirstAttempt
+from tent_core.attempt import FirstAttempt, FirstWork
 from tent_core.batch import Batch, Options, Rows
 from tent_core.carry import Carry, interrupt, raised
 from tent_core.errors import ClosedError, TentError, TransportError
@@ -191,12 +190,27 @@ class Dispatcher:
         groups: list[Group],
         options: Options,
         deadline: float,
+        began: float,
         may_block: bool,
     ) -> None:
-        """Set all groups going. With `may_block` the calling thread may carry them out itself."""
-        first = groups[0]
-        if first.direct and self._at_once(batch, peer, first, options, deadline, may_block):
-            return
+        """Set all groups going, at `began`. With `may_block` the calling thread may carry them out itself."""
+        first, traffic = groups[0], peer.traffic
+        if first.direct and not traffic.troubled and began < deadline:
+            endpoint = peer.endpoints.ready.get(first.selection.candidates[0])
+            paced = traffic.pacing and first.requests.total >= BULK
+            if endpoint is not None and not paced:
+                self.first(
+                    batch,
+                    peer,
+                    first,
+                    options,
+                    deadline,
+                    began,
+                    may_block,
+                    endpoint,
+                    endpoint.submit,
+                )
+                return
         limited = self.limits.get(options.priority) is not None or (
             options.priority in self.taking_turns
         )
@@ -237,28 +251,6 @@ class Dispatcher:
             for carry in carries:
                 carry.run()
 
-    def _at_once(
-        self,
-        batch: Batch,
-        peer: LivePeer,
-        group: Group,
-        options: Options,
-        deadline: float,
-        may_block: bool,
-    ) -> bool:
-        """Give a direct group to its first candidate, unless that is troubled or not connected yet."""
-        traffic = peer.traffic
-        if traffic.troubled or (traffic.pacing and group.requests.total >= BULK):
-            return False
-        endpoint = peer.endpoints.ready.get(group.selection.candidates[0])
-        began = self.now()
-        if endpoint is None or began >= deadline:
-            return False
-        self.first(
-            batch, peer, group, options, deadline, began, may_block, endpoint, endpoint.submit
-        )
-        return True
-
     def first(
         self,
         batch: Batch,
@@ -275,56 +267,13 @@ class Dispatcher:
 
         A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once this attempt has failed.
         """
-        requests, rows, selection = group.requests, group.rows, group.selection
-        name, entry = selection.candidates[0], selection.entry
-        assert entry is not None
+        work = FirstWork(self, batch, peer, group, options, deadline, began, may_block)
         attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
-        inline: Carry | None = None
-        submitting = get_ident()
-
-        def finished(work: Work) -> None:
-            nonlocal inline
-            if not work.causes:
-                if attempt is not None:
-                    attempt.ended()
-                self.count(peer, name, work, batch.requests(rows), 0, began)
-                batch.settle(rows, work.status, work.moved, name)
-                return
-            carry = Carry(
-                self,
-                batch,
-                peer,
-                work.requests,
-                rows,
-                selection,
-                selection.candidates,
-                options,
-                deadline,
-                may_block,
-                False,
-            )
-            carry.take_up(began)
-            if attempt is not None:
-                attempt.failed(carry)
-            if submitting == get_ident():
-                inline = carry  # this same thread goes on below
-            else:
-                carry.go_on_later(work)
-
-        work = Work(
-            requests,
-            finished,
-            may_block=may_block,
-            deadline=deadline,
-            devices=entry.devices,
-            qp_pool=entry.qp_pool,
-            priority=options.priority,
-        )
         if not may_block:
+            name, log = work.name, self.log
             able = self.planner.facts[name].capabilities
             cancels = able is not None and able.cancellation
-            log = self.log
-            attempt = FirstAttempt(
+            attempt = work.attempt = FirstAttempt(
                 work,
                 (lambda work: interrupt(endpoint, work, name, log)) if cancels else None,
                 self.now,
@@ -335,10 +284,10 @@ class Dispatcher:
         except TentError as error:
             work.refuse(error)
         except Exception as error:
-            work.fail(raised(self.log, name, error), fenced=False)
-        submitting = 0
-        if inline is not None:
-            inline.go_on(work)
+            work.fail(raised(self.log, work.name, error), fenced=False)
+        work.submitting = 0
+        if work.inline is not None:
+            work.inline.go_on(work)
         elif attempt is not None and attempt.cancelled:
             attempt.cancel()  # by somebody who came before the transport knew the work
 

@@ -552,10 +552,10 @@ class Engine:
         """Seconds for a notification."""
         return self.settings.notifications.timeout_s if timeout is None else timeout
 
-    def deadline(self, options: Options) -> float:
-        """When a transfer that starts now must have ended, on the monotonic clock."""
+    def deadline(self, options: Options, now: float) -> float:
+        """When a transfer that starts `now` must have ended, on the monotonic clock."""
         timeout = options.timeout
-        latest = self.dispatcher.now() + (self._transfer_s if timeout is None else timeout)
+        latest = now + (self._transfer_s if timeout is None else timeout)
         return latest if options.deadline is None else min(latest, options.deadline)
 
     def wait_limit(self, timeout: float | None) -> float:
