@@ -194,8 +194,8 @@ class Dispatcher:
         may_block: bool,
     ) -> None:
         """Set all groups going, at `began`. With `may_block` the calling thread may carry them out itself."""
-        first, traffic = groups[0], peer.traffic
-        if first.direct and not traffic.troubled and began < deadline:
+        first, traffic = groups[0] if groups else None, peer.traffic
+        if first is not None and first.direct and not traffic.troubled and began < deadline:
             endpoint = peer.endpoints.ready.get(first.selection.candidates[0])
             paced = traffic.pacing and first.requests.total >= BULK
             if endpoint is not None and not paced:
