@@ -74,8 +74,8 @@ def _finished(work: Work) -> None:
     if not work.causes:
         if attempt is not None:
             attempt.ended()
-        work.dispatcher.count(work.peer, work.name, work, batch.requests(rows), 0, work.began)
-        batch.settle(rows, work.status, work.moved, work.name)
+        work.dispatcher.count(work.peer, work.name, work, len(work.status), 0, work.began)
+        batch.settle_carried(rows, work.requests, work.name)
         return
     selection = work.group.selection
     carry = Carry(

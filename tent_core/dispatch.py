@@ -154,16 +154,23 @@ class Dispatcher:
 
     def _merged(self, group: Group, alone: bool) -> Group:
         """With neighbours joined, unless they would be larger than a candidate takes."""
+        selection = group.selection
+        merged = merge(group.requests, lambda: self._largest(selection.candidates))
+        if merged is not None:
+            return Group(merged[0], group.rows, selection, merged[1])
+        if alone and selection.untimed:
+            return Group(group.requests, group.rows, selection, None, True)
+        return group
+
+    def _largest(self, names: tuple[str, ...]) -> int | None:
+        """The largest request that all of these transports take, or None."""
         limits = [
             capabilities.largest_request
-            for name in group.selection.candidates
+            for name in names
             if (capabilities := self.planner.facts[name].capabilities) is not None
             and capabilities.largest_request is not None
         ]
-        merged = merge(group.requests, min(limits, default=None))
-        if merged is not None:
-            return Group(merged[0], group.rows, group.selection, merged[1])
-        return group._replace(direct=True) if alone and group.selection.untimed else group
+        return min(limits, default=None)
 
     def plan(self, peer: LivePeer, here: Trait, there: Trait, options: Options) -> Any:
         """The plan for requests between buffers of these traits."""
