@@ -13,7 +13,7 @@ from tent_core.admission import Rules
 from tent_core.alarm import Alarm
 from tent_core.attempt import FirstAttempt, FirstWork
 from tent_core.batch import Batch, Options, Rows
-from tent_core.carry import Carry, interrupt, raised
+from tent_core.carry import Carry, raised
 from tent_core.errors import ClosedError, TentError, TransportError
 from tent_core.log import RateLimited
 from tent_core.pace import BULK
@@ -105,6 +105,11 @@ class Dispatcher:
         self._patient = drive.patient
         self._spare = SerialQueue("tent-progress-spare")
         self._guarding = False
+        self._cancelling = frozenset(
+            name
+            for name, facts in planner.facts.items()
+            if facts.capabilities is not None and facts.capabilities.cancellation
+        )
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
@@ -277,14 +282,8 @@ class Dispatcher:
         work = FirstWork(self, batch, peer, group, options, deadline, began, may_block)
         attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
         if not may_block:
-            name, log = work.name, self.log
-            able = self.planner.facts[name].capabilities
-            cancels = able is not None and able.cancellation
-            attempt = work.attempt = FirstAttempt(
-                work,
-                (lambda work: interrupt(endpoint, work, name, log)) if cancels else None,
-                self.now,
-            )
+            cancels = work.name in self._cancelling
+            attempt = work.attempt = FirstAttempt(work, endpoint if cancels else None)
             batch.carried_by((attempt,), self._push)
         try:
             submit(work)
