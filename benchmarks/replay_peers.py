@@ -71,9 +71,9 @@ def peer(python: str, name: str, path: Path) -> dict[str, Any]:
 
 
 def _run(command: tuple[str, ...]) -> dict[str, Any]:
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with status {done.returncode}")
+        raise SystemExit(f"{done.stderr}\n{' '.join(command)} ended with {done.returncode}")
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     found: dict[str, Any] = json.loads(line)
     return found

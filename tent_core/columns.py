@@ -145,27 +145,30 @@ def _outside(row: int, rel: Column, lengths: Column, buffer: Range, what: str) -
 
 def lengths_of(lengths: ArrayLike, n: int) -> Lengths:
     """The lengths of n requests; a scalar stands for all. Raises RangeError for a zero length."""
+    if (
+        isinstance(lengths, int) and 0 <= lengths < 1 << 64
+    ):  # the usual one, without numpy's ways to read it
+        return _all_of_one_length(lengths, n)
     sizes = column(lengths, "lengths")
     if sizes.ndim == 0:
-        longest = int(sizes)
-        sizes = np.empty(n, np.uint64)
-        sizes.fill(longest)
-        return _all_of_some_length(Lengths(sizes, longest if n else 0, n * longest), longest)
+        return _all_of_one_length(int(sizes), n)
     if len(sizes) != n:
         raise UsageError(f"there are {len(sizes)} lengths, but {n} requests")
     if n == 0:
         return Lengths(sizes, 0, 0)
+    if not sizes.all():
+        raise RangeError(f"request {int(np.argmin(sizes))} has length 0: leave it out")
     longest = int(sizes.max())
     exact = n * longest < LARGEST_TOTAL  # else the sum might wrap
-    total = int(sizes.sum()) if exact else sum(sizes.tolist())
-    return _all_of_some_length(Lengths(sizes, longest, total), int(sizes.min()))
+    return Lengths(sizes, longest, int(sizes.sum()) if exact else sum(sizes.tolist()))
 
 
-def _all_of_some_length(lengths: Lengths, shortest: int) -> Lengths:
-    if shortest == 0 and len(lengths.column):
-        first = int(np.argmin(lengths.column))
-        raise RangeError(f"request {first} has length 0: leave it out")
-    return lengths
+def _all_of_one_length(length: int, n: int) -> Lengths:
+    if length == 0 and n:
+        raise RangeError("request 0 has length 0: leave it out")
+    sizes = np.empty(n, np.uint64)
+    sizes.fill(length)
+    return Lengths(sizes, length if n else 0, n * length)
 
 
 def total_of(lengths: Lengths) -> int:

@@ -140,3 +140,11 @@ def test_lengths_whose_sum_would_wrap_are_refused() -> None:
     assert columns.total_of(columns.lengths_of([2**62, 1, 2**61], 3)) == 2**62 + 2**61 + 1
     assert columns.total_of(columns.lengths_of(5, 3)) == 15
     assert columns.total_of(columns.lengths_of(5, 0)) == 0
+
+
+@pytest.mark.parametrize("wrong", [True, 4096.0, 2**64, -1, "4096", None])
+def test_one_length_for_all_is_an_exact_unsigned_integer_as_well(wrong: object) -> None:
+    with pytest.raises(UsageError):
+        columns.lengths_of(wrong, 2)  # type: ignore[arg-type]
+    with pytest.raises(RangeError, match="request 0 has length 0"):
+        columns.lengths_of(0, 2)
