@@ -92,7 +92,7 @@ class Checked:
                 )
 
     def __len__(self) -> int:
-        return sum(len(requests) for requests, _ in self.parts)
+        return sum([len(requests.local) for requests, _ in self.parts])
 
     def marks(self) -> list[Any]:
         """Mark every buffer as in use, or raise saying which one refuses."""
