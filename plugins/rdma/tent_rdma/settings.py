@@ -48,7 +48,8 @@ class Settings(BaseModel):
     - `max_connections`: per NIC, the most that are kept; those that this side began make room, the ones that
       were not used since they were looked at first.
     - `send_depth`: work requests outstanding on one queue pair.
-    - `group`: the most work requests that are posted, and complete, together.
+    - `group`: the most work requests that are posted, and complete, together; of long ones, more than 1 MiB
+      together, a quarter at least.
     - `slice`: a larger request is cut into work requests of this size, `largest_slice` at the most for very
       long ones, so that all rails take part.
     - `rail_choice`: `predicted` weighs what is under way against the measured bandwidth of each rail.

@@ -99,6 +99,18 @@ def test_a_run_is_one_post_with_one_signalled_request() -> None:
         assert counts.posts == counts.signalled == -(-1000 // 32)
 
 
+@pytest.mark.parametrize(("size", "together"), [(32 * KIB, 32), (64 * KIB, 16), (256 * KIB, 8)])
+def test_a_run_is_a_mebibyte_but_no_less_than_a_quarter_of_a_group(
+    size: int, together: int
+) -> None:
+    with connected(fabric(nics=1), group=32, slice=256 * KIB) as rig:
+        here, ours = rig.buffer(rig.a, 64 * size)
+        there, theirs = rig.buffer(rig.b, 64 * size)
+        completed(rig.submit(WRITE, *((here, i * size, there, i * size, size) for i in range(64))))
+        assert rig.verbs.counts.posts == 64 // together
+        assert (ours == theirs).all()
+
+
 def test_many_threads_submit_at_once() -> None:
     with connected(send_depth=32, group=8) as rig:
         count, each = 8, 40
