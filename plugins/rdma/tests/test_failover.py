@@ -8,7 +8,17 @@ import time
 from collections.abc import Callable
 
 import pytest
-from rig import KIB, QUEUE_PAIRS, Rig, completed, connected, ended, fabric, transport
+from rig import (
+    KIB,
+    ONE_QUEUE_PAIR,
+    QUEUE_PAIRS,
+    Rig,
+    completed,
+    connected,
+    ended,
+    fabric,
+    transport,
+)
 
 import tent_rdma.verbs
 from tent_core.errors import TransportError
@@ -261,7 +271,9 @@ def test_a_transfer_uses_a_rail_again_that_has_come_back_since_it_failed() -> No
 
 
 def test_an_event_of_one_port_does_not_end_the_pause_of_another() -> None:
-    with connected(error_threshold=1, cooldown="1h", longest_cooldown="1h") as rig:
+    with connected(
+        error_threshold=1, cooldown="1h", longest_cooldown="1h", **ONE_QUEUE_PAIR
+    ) as rig:
         requests, right = rows(rig)
         rig.work_through()
         rig.verbs.faults.fail_work(RETRIES_EXCEEDED, nic="fake0")
