@@ -12,7 +12,7 @@ import pytest
 
 from tent_core.testing import holding, wait_until
 from tent_core.testing.leaks import nothing_stays_behind
-from tent_core.testing.peers import Nursery, PeerError, PeerProcess
+from tent_core.testing.peers import Nursery, PeerError, PeerProcess, thread_states
 
 
 def test_waiting_answers_the_first_true_value_or_says_what_it_last_saw() -> None:
@@ -102,6 +102,7 @@ def test_a_peer_process_says_what_was_raised_there_and_goes_on() -> None:
 def test_a_peer_process_can_be_stopped_resumed_and_killed() -> None:
     with PeerProcess() as peer:
         peer.stop()
+        assert set(thread_states(peer.pid)) == {"T"}
         peer.begin("'resumed'")
         with pytest.raises(TimeoutError):
             peer.answer(timeout=0.05)
