@@ -145,8 +145,9 @@ def _outside(row: int, rel: Column, lengths: Column, buffer: Range, what: str) -
 
 def lengths_of(lengths: ArrayLike, n: int) -> Lengths:
     """The lengths of n requests; a scalar stands for all. Raises RangeError for a zero length."""
-    if type(lengths) is int and 0 <= lengths < 1 << 64:  # the usual: numpy takes 1.5 us to read it
-        return _all_of_one_length(lengths, n)
+    given: Any = lengths
+    if type(given) is int and 0 <= given < 1 << 64:  # the usual: numpy takes 1.5 us to read it
+        return _all_of_one_length(given, n)
     sizes = column(lengths, "lengths")
     if sizes.ndim == 0:
         return _all_of_one_length(int(sizes), n)
