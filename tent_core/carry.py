@@ -77,7 +77,8 @@ def interrupt(endpoint: Endpoint, work: Work, name: str, log: Any) -> None:
 
 class Carry:
     """One group of requests, one candidate at a time. One thread at a time pushes it on (`run`); `cancel` may
-    come from any other, and only sets a flag, withdraws a ticket, ends a pause, or asks the transport. Whoever sets out to wait looks at the flag once more when it can be found waiting."""
+    come from any other, and only sets a flag, withdraws a ticket, ends a pause, or asks the transport.
+    Whoever sets out to wait looks at the flag once more when it can be found waiting."""
 
     __slots__ = (
         "_abandoned",

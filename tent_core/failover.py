@@ -11,7 +11,6 @@ from tent_core.errors import OutcomeUnknown, PeerDeparted, Unreachable, UsageErr
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
 
-
 _REST_S = 1 / 128
 _DOUBLINGS = 7
 
