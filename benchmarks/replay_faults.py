@@ -45,7 +45,7 @@ from typing import Any
 TENT = (sys.executable, "-m", "tent_core.cli")
 CUT_EVERY_S, PAUSED_S = 1.0, 2.0
 STALL_S = 0.5
-MODEL, POOL = "Qwen2.5-0.5B", "256MiB"
+MODEL, POOL = "Qwen2.5-7B", "512MiB"
 BOUND_S = 900.0
 STRACE_S = 10.0
 SYSCALLS = {"shm": ("process_vm_writev", "EPERM"), "tcp": ("connect", "ECONNREFUSED")}
@@ -95,35 +95,30 @@ def reset_connections(pid: int) -> int:
 
 
 class Refusal:
-    """Makes a system call fail in a process, from `__enter__` to `__exit__`."""
+    """Makes a system call fail in a process from now on, until `end`."""
 
     def __init__(self, pid: int, call: str, error: str) -> None:
+        """Raises RuntimeError if the process cannot be traced."""
         self._log = Path(tempfile.mkstemp(prefix="tent-refusal-")[1])
-        self._command = [
+        command = [
             *("strace", "-f", "-qq", "-o", str(self._log), "-p", str(pid)),
             *("-e", f"trace={call}", "-e", "signal=none", "-e", f"inject={call}:error={error}"),
         ]
-        self._pid = pid
-        self.count = 0
-
-    def __enter__(self) -> Refusal:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+        self._strace = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        traced = f"TracerPid:\t{self._strace.pid}\n"
         until = time.monotonic() + STRACE_S
-        while not self._attached():
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"strace could not attach to process {self._pid}")
+        while traced not in Path(f"/proc/{pid}/status").read_text():
+            if self._strace.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"strace could not attach to process {pid}")
             time.sleep(0.01)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.send_signal(signal.SIGINT)  # it detaches
-        self._process.wait(STRACE_S)
-        self.count = self._log.read_text().count("(INJECTED)")
+    def end(self) -> int:
+        """Let the process be; how many calls have failed."""
+        self._strace.send_signal(signal.SIGINT)  # it detaches
+        self._strace.wait(STRACE_S)
+        count = self._log.read_text().count("(INJECTED)")
         self._log.unlink()
-
-    def _attached(self) -> bool:
-        status = Path(f"/proc/{self._pid}/status").read_text()
-        return f"TracerPid:\t{self._process.pid}\n" in status
+        return count
 
 
 def receiver_of(pid: int) -> int:
@@ -226,10 +221,9 @@ class Saboteur:
 
     def _refuse(self, wanted: bool) -> None:
         if wanted and self._refusal is None:
-            self._refusal = Refusal(self._prefill, *SYSCALLS[self._outcome.order[0]]).__enter__()
+            self._refusal = Refusal(self._prefill, *SYSCALLS[self._outcome.order[0]])
         elif not wanted and self._refusal is not None:
-            self._refusal.__exit__()
-            self._outcome.refusals += self._refusal.count
+            self._outcome.refusals += self._refusal.end()
             self._refusal = None
 
     def _pause(self) -> None:
@@ -309,12 +303,8 @@ def replay(trace: Path, requests: int, order: tuple[str, ...], folder: Path) -> 
             while prefill.poll() is None and time.monotonic() < until:
                 saboteur.look(progress.done)
                 time.sleep(0.01)
-        for name, process in (("prefill", prefill), ("decode", decode)):
-            document = _document(name, process, outcome)
-            if name == "prefill":
-                outcome.sent = document
-            else:
-                outcome.received = document
+        outcome.sent = _document("prefill", prefill, outcome)
+        outcome.received = _document("decode", decode, outcome)
         if not outcome.sent:
             outcome.wrong.append(progress.text.decode(errors="replace").strip()[-400:])
         if not outcome.received:
