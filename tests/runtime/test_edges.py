@@ -507,7 +507,7 @@ def test_requests_that_failed_for_different_reasons_are_told_all_of_them(make: M
     world.mock("first").plan("refuse")
     world.mock("second").plan("refuse")
     batch = world.segment.submit("write", world.source, [0, 1024], world.remote, [4096, 0], 256)
-    world.queue.run()
+    world.run_for(1.0)
     assert ended(batch) is Status.FAILED
     assert "told to fail" in batch.explain_failures()
     assert "told to refuse" in batch.explain_failures()
