@@ -45,7 +45,6 @@ from typing import Any
 TENT = (sys.executable, "-m", "tent_core.cli")
 CUT_EVERY_S, PAUSED_S = 1.0, 2.0
 STALL_S = 0.5
-MODEL, POOL = "Qwen2.5-7B", "512MiB"
 BOUND_S = 900.0
 STRACE_S = 10.0
 SYSCALLS = {"shm": ("process_vm_writev", "EPERM"), "tcp": ("connect", "ECONNREFUSED")}
@@ -269,11 +268,13 @@ def made_up(requests: int, seed: int) -> str:
     return "\n".join(map(json.dumps, lines))
 
 
-def replay(trace: Path, requests: int, order: tuple[str, ...], folder: Path) -> Outcome:
+def replay(
+    trace: Path, requests: int, model: str, pool: str, order: tuple[str, ...], folder: Path
+) -> Outcome:
     """Run the command over `order` and break its transports; what came of it."""
     config = folder / f"{'-'.join(order)}.yaml"
     config.write_text(configuration(order))
-    common = ("--config", str(config), "--pool-size", POOL, "--memory", "registered", "--json")
+    common = ("--config", str(config), "--pool-size", pool, "--memory", "registered", "--json")
     outcome = Outcome(order)
     began = time.monotonic()
     with ExitStack() as stack:
@@ -292,10 +293,8 @@ def replay(trace: Path, requests: int, order: tuple[str, ...], folder: Path) -> 
             raise RuntimeError("decode did not start: " + (folder / "decode.log").read_text())
         terminal, theirs = pty.openpty()
         stack.callback(os.close, terminal)
-        words = ("--role", "prefill", "--peer", json.loads(first)["segment"])
-        prefill = start(
-            str(trace), "--requests", str(requests), "--model", MODEL, *words, errors=theirs
-        )
+        words = ("--role", "prefill", "--peer", json.loads(first)["segment"], "--model", model)
+        prefill = start(str(trace), "--requests", str(requests), *words, errors=theirs)
         os.close(theirs)
         progress = Progress(terminal, requests)
         with Saboteur(outcome, prefill.pid, decode.pid, requests) as saboteur:
@@ -369,6 +368,8 @@ def main() -> None:
     )
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE")
     parser.add_argument("--requests", type=int, default=100, metavar="N")
+    parser.add_argument("--model", default="Qwen2.5-7B", help="as of tent replay")
+    parser.add_argument("--pool-size", default="512MiB", metavar="SIZE", help="likewise")
     parser.add_argument("--order", choices=[",".join(order) for order in ORDERS])
     parser.add_argument("--seed", type=int, default=11, help="of the requests that are made up")
     parser.add_argument("--json", action="store_true")
@@ -381,7 +382,8 @@ def main() -> None:
         if trace is None:
             trace = Path(folder) / "trace.jsonl"
             trace.write_text(made_up(options.requests, options.seed))
-        outcomes = [replay(trace, options.requests, order, Path(folder)) for order in chosen]
+        what = (trace, options.requests, options.model, options.pool_size)
+        outcomes = [replay(*what, order, Path(folder)) for order in chosen]
     if options.json:
         print(json.dumps([vars(outcome) for outcome in outcomes], indent=2))
     else:
