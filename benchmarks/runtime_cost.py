@@ -55,6 +55,7 @@ class Plain:
         groups: list[Group],
         options: Options,
         deadline: float,
+        began: float,
         may_block: bool,
     ) -> None:
         """See Dispatcher.start."""
@@ -86,7 +87,7 @@ class Switch:
         engine: Any = self._engine
         if plain:
             engine.dispatcher.start = self._plain
-            engine.deadline = lambda options: float("inf")
+            engine.deadline = lambda options, now: float("inf")
         else:
             engine.dispatcher.start = self._full
             engine.__dict__.pop("deadline", None)

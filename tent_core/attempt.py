@@ -1,15 +1,103 @@
-"""The first attempt of a batch that nothing stands in the way of: what can be cancelled of it."""
+"""The first attempt of a batch that nothing stands in the way of: its work, and what can be cancelled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from threading import get_ident
+from typing import TYPE_CHECKING
 
+from tent_core.carry import Carry
 from tent_core.work import Work
 
+if TYPE_CHECKING:
+    from tent_core.batch import Batch, Options
+    from tent_core.dispatch import Dispatcher
+    from tent_core.peers import LivePeer
+    from tent_core.planning import Group
 
-class _Carry(Protocol):
-    def cancel(self) -> None: ...
+
+class FirstWork(Work):
+    """A direct group in the hands of its first candidate, with all that its end needs: a closure over as much
+    takes longer to make. Where it fails, a Carry takes it up: `inline` is for the thread that submits it."""
+
+    __slots__ = (
+        "attempt",
+        "batch",
+        "began",
+        "dispatcher",
+        "group",
+        "inline",
+        "name",
+        "options",
+        "peer",
+        "submitting",
+    )
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        batch: Batch,
+        peer: LivePeer,
+        group: Group,
+        options: Options,
+        deadline: float,
+        began: float,
+        may_block: bool,
+    ) -> None:
+        selection = group.selection
+        entry = selection.entry
+        assert entry is not None
+        super().__init__(
+            group.requests,
+            _finished,
+            may_block=may_block,
+            deadline=deadline,
+            devices=entry.devices,
+            qp_pool=entry.qp_pool,
+            priority=options.priority,
+        )
+        self.dispatcher = dispatcher
+        self.batch = batch
+        self.peer = peer
+        self.group = group
+        self.options = options
+        self.began = began
+        self.name = selection.candidates[0]
+        self.attempt: FirstAttempt | None = None
+        self.inline: Carry | None = None
+        self.submitting = get_ident()
+
+
+def _finished(work: Work) -> None:
+    assert isinstance(work, FirstWork)
+    batch, rows, attempt = work.batch, work.group.rows, work.attempt
+    if not work.causes:
+        if attempt is not None:
+            attempt.ended()
+        work.dispatcher.count(work.peer, work.name, work, batch.requests(rows), 0, work.began)
+        batch.settle(rows, work.status, work.moved, work.name)
+        return
+    selection = work.group.selection
+    carry = Carry(
+        work.dispatcher,
+        batch,
+        work.peer,
+        work.requests,
+        rows,
+        selection,
+        selection.candidates,
+        work.options,
+        work.deadline,
+        work.may_block,
+        False,
+    )
+    carry.take_up(work.began)
+    if attempt is not None:
+        attempt.failed(carry)
+    if work.submitting == get_ident():
+        work.inline = carry  # this same thread goes on
+    else:
+        carry.go_on_later(work)
 
 
 class FirstAttempt:
@@ -27,7 +115,7 @@ class FirstAttempt:
         self._now = now
         self._work: Work | None = work
         self._interrupt = interrupt
-        self._carry: _Carry | None = None
+        self._carry: Carry | None = None
         self.cancelled = False
 
     def cancel(self) -> None:
@@ -47,7 +135,7 @@ class FirstAttempt:
         the garbage collector."""
         self._work = self._interrupt = None
 
-    def failed(self, carry: _Carry) -> None:
+    def failed(self, carry: Carry) -> None:
         """The attempt has failed, and `carry` is about to go on."""
         self._carry = carry
         self.ended()
