@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from tent_core.carry import Carry
+from tent_core.carry import Carry, interrupt
 from tent_core.work import Work
 
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from tent_core.dispatch import Dispatcher
     from tent_core.peers import LivePeer
     from tent_core.planning import Group
+    from tent_core.transport import Endpoint
 
 
 class FirstWork(Work):
@@ -47,7 +47,8 @@ class FirstWork(Work):
         selection = group.selection
         entry = selection.entry
         assert entry is not None
-        super().__init__(
+        Work.__init__(  # `super()` takes longer
+            self,
             group.requests,
             _finished,
             may_block=may_block,
@@ -74,8 +75,8 @@ def _finished(work: Work) -> None:
     if not work.causes:
         if attempt is not None:
             attempt.ended()
-        work.dispatcher.count(work.peer, work.name, work, batch.requests(rows), 0, work.began)
-        batch.settle(rows, work.status, work.moved, work.name)
+        work.dispatcher.count(work.peer, work.name, work, len(work.status), 0, work.began)
+        batch.settle_carried(rows, work.requests, work.name)
         return
     selection = work.group.selection
     carry = Carry(
@@ -106,15 +107,12 @@ class FirstAttempt:
     `cancelled` says whether somebody does not want it any more.
     """
 
-    __slots__ = ("_carry", "_interrupt", "_now", "_work", "cancelled")
+    __slots__ = ("_carry", "_endpoint", "_work", "cancelled")
 
-    def __init__(
-        self, work: Work, interrupt: Callable[[Work], None] | None, now: Callable[[], float]
-    ) -> None:
-        """`interrupt` is the endpoint's `cancel`, if it can; `now` the monotonic clock."""
-        self._now = now
-        self._work: Work | None = work
-        self._interrupt = interrupt
+    def __init__(self, work: FirstWork, endpoint: Endpoint | None) -> None:
+        """`endpoint` has the work, if it can interrupt it."""
+        self._work: FirstWork | None = work
+        self._endpoint = endpoint
         self._carry: Carry | None = None
         self.cancelled = False
 
@@ -125,15 +123,15 @@ class FirstAttempt:
         if carry is not None:
             carry.cancel()
         elif work is not None and not work.finished:
-            work.cancel(self._now())
-            interrupt = self._interrupt
-            if interrupt is not None:
-                interrupt(work)
+            work.cancel(work.dispatcher.now())
+            endpoint = self._endpoint
+            if endpoint is not None:
+                interrupt(endpoint, work, work.name, work.dispatcher.log)
 
     def ended(self) -> None:
         """Nothing is left to cancel. The work knows whoever made it, so to keep it would leave all of them to
         the garbage collector."""
-        self._work = self._interrupt = None
+        self._work = self._endpoint = None
 
     def failed(self, carry: Carry) -> None:
         """The attempt has failed, and `carry` is about to go on."""

@@ -22,9 +22,13 @@ from tent_core.errors import (
     WaitTimeout,
 )
 from tent_core.types import Intent, Priority, Status
+from tent_core.work import Requests
 
 Rows = NDArray[np.intp] | None
 """Which requests of a batch are meant: positions, or None for all of them."""
+
+
+_PENDING, _COMPLETED = int(Status.PENDING), int(Status.COMPLETED)  # numpy takes them faster
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -137,7 +141,8 @@ class Batch:
 
     def __init__(self, n: int, to: str, spin_s: float) -> None:
         """Of n requests, all pending; `to` names the segment, for messages."""
-        self.status = np.full(n, Status.PENDING, np.uint8)
+        self.status = np.empty(n, np.uint8)
+        self.status.fill(_PENDING)
         self.moved = np.zeros(n, np.uint64)
         self.carried: Counter[str] = Counter()
         self.done = False
@@ -222,6 +227,21 @@ class Batch:
                 if transport:
                     self.carried[transport] += int(moved.sum())
             self._left -= len(self.status) if rows is None else len(rows)
+            ended = self._left == 0
+        if ended:
+            self._data_ended()
+
+    def settle_carried(self, rows: Rows, requests: Requests, transport: str) -> None:
+        """Record that all of `rows` is done: it was the `requests`. As `settle`, in less time."""
+        with self._lock:
+            if rows is None:
+                self.status.fill(_COMPLETED)
+                self.moved[:] = requests.local[:, 1]
+            else:
+                self.status[rows] = _COMPLETED
+                self.moved[rows] = requests.local[:, 1]
+            self.carried[transport] += requests.total
+            self._left -= len(requests.local)
             ended = self._left == 0
         if ended:
             self._data_ended()

@@ -13,7 +13,7 @@ from tent_core.admission import Rules
 from tent_core.alarm import Alarm
 from tent_core.attempt import FirstAttempt, FirstWork
 from tent_core.batch import Batch, Options, Rows
-from tent_core.carry import Carry, interrupt, raised
+from tent_core.carry import Carry, raised
 from tent_core.errors import ClosedError, TentError, TransportError
 from tent_core.log import RateLimited
 from tent_core.pace import BULK
@@ -105,6 +105,11 @@ class Dispatcher:
         self._patient = drive.patient
         self._spare = SerialQueue("tent-progress-spare")
         self._guarding = False
+        self._cancelling = frozenset(
+            name
+            for name, facts in planner.facts.items()
+            if facts.capabilities is not None and facts.capabilities.cancellation
+        )
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
@@ -154,16 +159,23 @@ class Dispatcher:
 
     def _merged(self, group: Group, alone: bool) -> Group:
         """With neighbours joined, unless they would be larger than a candidate takes."""
+        selection = group.selection
+        merged = merge(group.requests, lambda: self._largest(selection.candidates))
+        if merged is not None:
+            return Group(merged[0], group.rows, selection, merged[1])
+        if alone and selection.untimed:
+            return Group(group.requests, group.rows, selection, None, True)
+        return group
+
+    def _largest(self, names: tuple[str, ...]) -> int | None:
+        """The largest request that all of these transports take, or None."""
         limits = [
             capabilities.largest_request
-            for name in group.selection.candidates
+            for name in names
             if (capabilities := self.planner.facts[name].capabilities) is not None
             and capabilities.largest_request is not None
         ]
-        merged = merge(group.requests, min(limits, default=None))
-        if merged is not None:
-            return Group(merged[0], group.rows, group.selection, merged[1])
-        return group._replace(direct=True) if alone and group.selection.untimed else group
+        return min(limits, default=None)
 
     def plan(self, peer: LivePeer, here: Trait, there: Trait, options: Options) -> Any:
         """The plan for requests between buffers of these traits."""
@@ -270,14 +282,8 @@ class Dispatcher:
         work = FirstWork(self, batch, peer, group, options, deadline, began, may_block)
         attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
         if not may_block:
-            name, log = work.name, self.log
-            able = self.planner.facts[name].capabilities
-            cancels = able is not None and able.cancellation
-            attempt = work.attempt = FirstAttempt(
-                work,
-                (lambda work: interrupt(endpoint, work, name, log)) if cancels else None,
-                self.now,
-            )
+            cancels = work.name in self._cancelling
+            attempt = work.attempt = FirstAttempt(work, endpoint if cancels else None)
             batch.carried_by((attempt,), self._push)
         try:
             submit(work)
