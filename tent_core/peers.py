@@ -507,6 +507,7 @@ class LivePeer:
             self.endpoints.close_all(reason, self._endpoints_closed, for_good=True)
         elif before is not PeerState.RETIRING:  # a retirement under way ends by itself
             self._owner.gone(self)
+        self.traffic.departed()
 
     def _endpoints_closed(self) -> None:
         with self._lock:
