@@ -16,7 +16,8 @@ class Footprint:
     """Counts of one process at one moment.
 
     `mappings` are those of files, memfds and libraries: anonymous memory comes and goes with the allocator,
-    and is in `resident_kib`. `close_wait` are its TCP sockets whose other end has closed.
+    and is in `resident_kib`. `private_kib` is what is resident of no file: pages of libraries serve all who
+    load them. `close_wait` are its TCP sockets whose other end has closed.
     """
 
     descriptors: int
@@ -24,10 +25,12 @@ class Footprint:
     mappings: int
     close_wait: int
     resident_kib: int
+    private_kib: int
 
 
-def footprint(pid: int) -> Footprint:
-    """What the process `pid` holds now. Raises FileNotFoundError when it has ended."""
+def footprint(pid: int | None = None) -> Footprint:
+    """What the process `pid` holds now, or this one. Raises FileNotFoundError when it has ended."""
+    pid = os.getpid() if pid is None else pid
     proc = Path("/proc", str(pid))
     sockets = set(_sockets(proc / "fd"))
     return Footprint(
@@ -40,6 +43,7 @@ def footprint(pid: int) -> Footprint:
         resident_kib=int((proc / "statm").read_text().split()[1])
         * os.sysconf("SC_PAGE_SIZE")
         // KIB,
+        private_kib=_status(proc, "RssAnon"),
     )
 
 
@@ -50,6 +54,21 @@ def children(pid: int) -> list[int]:
     for task in os.listdir(tasks):
         found += map(int, (tasks / task / "children").read_text().split())
     return sorted(found)
+
+
+def reset_peak() -> None:
+    """Have `peak_kib` begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_kib() -> int:
+    """The most that was resident of this process since `reset_peak`."""
+    return _status(Path("/proc/self"), "VmHWM")
+
+
+def _status(proc: Path, name: str) -> int:
+    lines = (proc / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def _sockets(directory: Path) -> Iterator[str]:

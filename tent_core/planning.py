@@ -34,12 +34,14 @@ class Group(NamedTuple):
     """Rows of a batch that share one selection: `rows` are positions in the batch (None: all).
 
     Where neighbours were joined, `merge` says what each of the `requests` stands for among these rows.
+    `direct`: only the health of its first candidate decides whether that gets them as they are, at once.
     """
 
     requests: Requests
     rows: Rows
     selection: Selection
     merge: Merge | None = None
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ def by_trait(
     requests: Requests, local: Mapping[int, Trait], remote: Mapping[int, Trait]
 ) -> list[tuple[Requests, Rows, Trait, Trait]]:
     """Split requests by the traits of their buffers; almost always there is one part, which is not copied."""
+    if len(requests.local_used) == len(requests.remote_used) == 1:
+        return [(requests, None, local[requests.local_used[0]], remote[requests.remote_used[0]])]
     here = sorted({local[i] for i in requests.local_used})
     there = sorted({remote[i] for i in requests.remote_used})
     if len(here) == 1 and len(there) == 1:
