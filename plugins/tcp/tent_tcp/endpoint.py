@@ -11,7 +11,7 @@ from functools import partial
 from tent_core import address
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
-from tent_core.transport import Endpoint, Peer
+from tent_core.transport import BoundCall, Endpoint, Peer, Resume
 from tent_core.types import Priority, Status
 from tent_core.work import Requests, Work
 from tent_tcp.carriage import CANCELED, Carriage, Rest
@@ -25,10 +25,6 @@ from tent_tcp.settings import Settings
 from tent_tcp.streams import Canceled, DeadlinePassed, Patience, Stream, StreamFailed
 
 NAME = "tcp"
-
-Bound = Callable[[], bool | Callable[[Work], None]]
-"""True: every byte is where it belongs. False: nothing was done. Else the request was sent and has no answer
-yet: what is answered takes a Work of the same requests, as `submit` would."""
 
 
 class TcpEndpoint(Endpoint):
@@ -76,18 +72,17 @@ class TcpEndpoint(Endpoint):
             raise
         self._carry(self.carriage(work, stream), interrupted)
 
-    def bind(self, requests: Requests) -> Bound | None:
-        """What carries out one short request from beginning to end, in the calling thread; None if these are
-        something else. See `Bound`."""
+    def bind(self, requests: Requests) -> BoundCall | None:
         message = next(messages_of(requests)) if len(requests) == 1 else None
         if message is None or message.short is None:
             return None
         return partial(self._carry_out, message, message.short)
 
-    def _carry_out(self, message: Message, short: Short) -> bool | Callable[[Work], None]:
+    def _carry_out(self, message: Message, short: Short) -> bool | Resume:
+        """Send a short request and look for its answer; see `BoundCall`."""
         stream = self.pool.borrow()
-        if stream is None:
-            return False
+        if stream is None:  # one has to be made, or waited for
+            return False if self.pool.closed is not None else self.submit
         stream.work = None
         try:
             done = stream.converse(message, short, self._gil.spin_s(self._gil.contended()))
@@ -100,7 +95,7 @@ class TcpEndpoint(Endpoint):
         return partial(self._carry_on, stream)
 
     def _carry_on(self, stream: Stream, work: Work) -> None:
-        """Go on with what `_carry_out` has begun, with all the patience that there is for the work."""
+        """Wait for the answer to what `_carry_out` has sent, with the patience that the work allows."""
         carriage = self.carriage(work, stream, Rest(deque(), 0))
         self._carry(carriage, partial(self._why_interrupted, work))
 
