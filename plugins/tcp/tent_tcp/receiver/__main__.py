@@ -17,7 +17,7 @@ from tent_tcp.receiver.connection import Desk
 from tent_tcp.receiver.loop import Receiver
 from tent_tcp.receiver.orders import Outbox, receive
 from tent_tcp.receiver.owner import Owner
-from tent_tcp.receiver.payload import Sandwich, Scratch
+from tent_tcp.receiver.payload import Scratch
 from tent_tcp.receiver.registry import Registry
 
 _OTHER_DESCRIPTORS = 64
@@ -52,7 +52,6 @@ def main(arguments: list[str]) -> int:
         registry=Registry(),
         owner=owner,
         scratch=Scratch(),
-        sandwich=Sandwich(),
         handshake_s=order["handshake_s"],
         stall_s=order["stall_s"],
         socket_buffer=order["socket_buffer"],

@@ -33,9 +33,9 @@ from tent_tcp.protocol import (
     secrets_match,
 )
 from tent_tcp.receiver.owner import Fault, Owner
-from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Sandwich, Scratch
+from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Scratch
 from tent_tcp.receiver.registry import Admission, Registry
-from tent_tcp.syscalls import HOLDING, MORE, NOW
+from tent_tcp.syscalls import MORE, NOW
 from tent_tcp.tuning import tune_for_one_machine
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece
 
@@ -68,7 +68,6 @@ class Desk:
     registry: Registry
     owner: Owner
     scratch: Scratch
-    sandwich: Sandwich
     handshake_s: float
     stall_s: float
     socket_buffer: int
@@ -122,6 +121,7 @@ class Connection:
         self._task: Task | None = None
         self._reply = b""
         self._after: Callable[[], bool] = self._take_request
+        self._flags = NOW
         self._moved = 0
 
     def turn(self, now: float) -> int:
@@ -208,32 +208,41 @@ class Connection:
     def _begin_one(self, request: Request) -> bool:
         registry, opcode, total = self._desk.registry, request.opcode, request.total
         if total <= _SHORT:
-            _, address, mapped = registry.find(opcode, request.row)
-            if mapped:  # and so admitted
+            _, address, memory = registry.find(opcode, request.row)
+            if memory is not None:
                 short = self._take_short if opcode == WRITE else self._give_short
-                return short(request, address, total)
+                return short(request, address, memory)
         return self._begin(request, None, registry.admit_one(opcode, request.row))
 
-    def _take_short(self, request: Request, address: int, total: int) -> bool:
+    def _take_short(self, request: Request, address: int, memory: memoryview) -> bool:
         """A short WRITE into mapped memory: what is there of it in one call, and mostly that is all."""
-        moved = HOLDING.receive(self._descriptor, address, total, NOW)
+        total = request.total
+        try:
+            moved = self._receive_into(memory, total, NOW)
+        except OSError:  # the next call says why
+            moved = 0
         if moved == total:
             self._desk.owner.check()
             self._moved += total
             return self._answer(pack_ok(request.number, total))
         payload = Piece(address, total)
-        payload.advance(max(moved, 0))  # why there was nothing is found out at the next call
-        self._task = Task(request, None, Mapped(payload), moved=total - payload.left)
+        payload.advance(moved)
+        self._task = Task(request, None, Mapped(payload), moved=moved)
         self._step = self._take_payload
         return True
 
-    def _give_short(self, request: Request, address: int, total: int) -> bool:
-        """A short READ from mapped memory: all of the answer in one call, if the stream has room for it."""
+    def _give_short(self, request: Request, address: int, memory: memoryview) -> bool:
+        """A short READ from mapped memory: lead, payload and verdict in one call, if there is room."""
+        total = request.total
         lead, verdict = pack_ok(request.number, 0), pack_ok(request.number, total)
-        sent = self._desk.sandwich.send(self._descriptor, lead, address, total, verdict)
+        try:
+            sent = self.stream.sendmsg((lead, memory, verdict), (), NOW)
+        except OSError:  # the next call says why
+            sent = 0
         left = 2 * ANSWER_SIZE + total - sent
         self._moved += sent
         if left == 0:
+            self._step = self._take_request
             return True
         if left <= ANSWER_SIZE:
             return self._answer(verdict[-left:])
@@ -313,13 +322,13 @@ class Connection:
     def _answer(self, reply: bytes, after: Callable[[], bool] | None = None) -> bool:
         self._reply = reply
         self._after = after or self._take_request
+        self._flags = NOW if after is None else NOW | MORE
         self._step = self._send_reply
-        return True
+        return self._send_reply()
 
     def _send_reply(self) -> bool:
-        more = MORE if self._after == self._give_payload else 0
         try:
-            sent = self.stream.send(self._reply, NOW | more)
+            sent = self.stream.send(self._reply, self._flags)
         except (BlockingIOError, InterruptedError):
             sent = 0
         if sent < len(self._reply):

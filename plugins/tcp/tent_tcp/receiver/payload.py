@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 from typing import Protocol
 
 import numpy as np
 
-from tent_tcp.protocol import ANSWER_SIZE
 from tent_tcp.receiver.owner import Fault, Owner
-from tent_tcp.syscalls import HOLDING, MORE, NOW, MessageHeader, last_error, would_block
+from tent_tcp.syscalls import HOLDING, MORE, NOW, last_error, would_block
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, Vector, address_of
 
 CHUNK = 256 << 10
@@ -48,28 +46,6 @@ class Scratch:
         if moved == 0:
             raise EndOfStream
         return _checked(moved)
-
-
-class Sandwich:
-    """A short READ from mapped memory in one call: the lead, the payload, and the verdict on it.
-
-    One for the whole process, as nothing stays in it between calls.
-    """
-
-    def __init__(self) -> None:
-        self._answers = ctypes.create_string_buffer(2 * ANSWER_SIZE)
-        lead = ctypes.addressof(self._answers)
-        self._pieces = (ctypes.c_uint64 * 6)(
-            lead, ANSWER_SIZE, 0, 0, lead + ANSWER_SIZE, ANSWER_SIZE
-        )
-        self._header = MessageHeader(pieces=ctypes.addressof(self._pieces), count=3)
-        self._header_address = ctypes.addressof(self._header)
-
-    def send(self, descriptor: int, lead: bytes, address: int, size: int, verdict: bytes) -> int:
-        """How many bytes of the three together went out; 0 says nothing of why."""
-        self._answers.raw = lead + verdict
-        self._pieces[2], self._pieces[3] = address, size
-        return max(0, HOLDING.send_message(descriptor, self._header_address, NOW))
 
 
 class Mapped:

@@ -14,6 +14,9 @@ _OFTEN = 6
 _CROWDED_S = 0.5
 """For how long the machine counts as crowded then."""
 
+_YIELD_EVERY = 4
+"""Looks between two yields, each of which takes as long as two looks."""
+
 _WITHIN_S = 50e-6
 """How long to look for the rest of a message in a crowded machine."""
 
@@ -33,6 +36,7 @@ class Spin:
         self._yielding = True
         self._left = _SAMPLE
         self._lost = 0
+        self._looks = 0
 
     def came(self, now: float, within: bool) -> None:
         """Something came, and the rest of a message must follow (`within`) or need not."""
@@ -53,5 +57,7 @@ class Spin:
         if now >= self._until:
             return False
         if self._yielding:
-            os.sched_yield()
+            self._looks += 1
+            if self._looks % _YIELD_EVERY == 0:
+                os.sched_yield()
         return True
