@@ -35,20 +35,22 @@ class Spin:
         self._crowded_until = 0.0
         self._yielding = True
         self._left = _SAMPLE
-        self._lost = 0
+        self._lost = _times_lost()
         self._looks = 0
 
     def came(self, now: float, within: bool) -> None:
         """Something came, and the rest of a message must follow (`within`) or need not."""
-        self._yielding = now >= self._crowded_until
-        if not self._yielding:
+        if now < self._crowded_until:
+            self._yielding = False
             self._until = now + min(self._spin_s, _WITHIN_S) if within else 0.0
             return
+        if not self._yielding:
+            self._yielding = True
+            self._lost, self._left = _times_lost(), _SAMPLE
         self._until = now + self._spin_s
         self._left -= 1
         if self._left == 0:
-            self._left = _SAMPLE
-            before, self._lost = self._lost, getrusage(RUSAGE_SELF).ru_nivcsw
+            before, self._lost, self._left = self._lost, _times_lost(), _SAMPLE
             if self._lost - before >= _OFTEN:
                 self._crowded_until = now + _CROWDED_S
 
@@ -61,3 +63,8 @@ class Spin:
             if self._looks % _YIELD_EVERY == 0:
                 os.sched_yield()
         return True
+
+
+def _times_lost() -> int:
+    """How often this process has lost its processor to others."""
+    return getrusage(RUSAGE_SELF).ru_nivcsw
