@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -46,6 +47,9 @@ def hammer(segment_name, buffer_name):
 
 class Processes(Base):
     """What only another process can show."""
+
+    gives_up_s: ClassVar[float] = 10.0
+    """How long a transfer may go on whose target was taken away."""
 
     def test_bytes_reach_another_process_and_come_back(self, elsewhere: PeerProcess) -> None:
         random = np.random.default_rng(3)
@@ -95,7 +99,13 @@ class Processes(Base):
                 target.unregister()
                 array[:] = round_
                 _stays(array, round_)
-                elsewhere.run("hammering.join(10)")
+                patience = self.gives_up_s
+                ended = elsewhere.run(
+                    "hammering.join(patience)\nnot hammering.is_alive()",
+                    timeout=patience + 30,
+                    patience=patience,
+                )
+                assert ended, f"its write goes on {patience:g} s after the buffer was taken away"
                 ((kind, text),) = elsewhere.run("outcome")
                 assert kind in ("StaleHandle", "BufferRevoked", "TransferFailed"), text
 
