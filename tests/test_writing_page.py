@@ -67,7 +67,6 @@ def test_the_knobs_of_the_suite_are_those_that_the_page_names() -> None:
         "largest",
         "settles_s",
         "lets_go_s",
-        "gives_up_s",
         "carries_within_s",
         "one_machine",
         "registry",
