@@ -95,9 +95,15 @@ def growth(found: dict[str, Any]) -> Any:
                 color=COLOURS[transport],
                 label=transport,
             )
-            if column == "us_per_block" and "limit_us_per_block" in rows[0]:
-                limit = [row["limit_us_per_block"] for row in rows]
-                axes.plot(count, limit, ":", color="#555", label="process_vm_writev")
+            if column == "us_per_block":
+                known = [row for row in rows if "limit_us_per_block" in row]
+                axes.plot(
+                    [row[part] for row in known],
+                    [row["limit_us_per_block"] for row in known],
+                    ":",
+                    color=COLOURS[transport],
+                    label=f"{transport}: limit",
+                )
         axes.set_xscale("log")
         axes.set_xlabel(part)
         axes.set_title(label, fontsize=8)
