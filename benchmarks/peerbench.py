@@ -10,9 +10,9 @@ Two processes on one host; the second one owns the target memory. One JSON line 
 offsets in one call. "nixl" builds a batch's descriptors anew each time, from arrays; "nixl-prepped" picks
 them from lists prepared once over the whole span (its fastest way); "nixl-tcp" uses TCP alone. Each --peer is
 a fresh process; name one several times to see how much a process's luck matters. With --busy a Python thread
-computes without pause in the target (or initiator, or both). Peers "memmove", "cma" and "tcp" are not products: they
-are the limits of this machine (one memcpy; one process_vm_writev; one blocking loopback stream). The wheel of
-"mooncake" needs libibverbs.so.1 (Debian: libibverbs1).
+computes without pause in the target (or initiator, or both). Peers "memmove", "cma" and "tcp" are not
+products: they are the limits of this machine (one memcpy; one process_vm_writev; one blocking loopback
+stream). The wheel of "mooncake" needs libibverbs.so.1 (Debian: libibverbs1).
 
 `tent bench` does the same work through TENT, and `compare.py` puts both side by side.
 """
