@@ -31,6 +31,7 @@ import floors
 import page
 import tables
 from figures import Figure, conclude
+from figures import of_json as of_document
 from results import IDLE, STATES, Case, Result, Run, of_json
 from surroundings import draw, machine, peers_python
 
@@ -120,7 +121,11 @@ def measured(args: argparse.Namespace) -> Result:
 
 def publish(result: Result, figures: list[Figure], args: argparse.Namespace) -> None:
     """Write the page and the picture."""
-    (DOCS / "speed.md").write_text(page.speed(result, figures))
+    others = {
+        path.stem: of_document(json.loads(path.read_text()))
+        for path in map(Path, args.others or ())
+    }
+    (DOCS / "speed.md").write_text(page.speed(result, figures, others))
     rows = page.picture(result)
     draw("speed", rows, DOCS / "speed.svg", peers_python(args.peers_python))
 
@@ -152,6 +157,12 @@ def main() -> int:
     parser.add_argument("--render", metavar="PATH", help="measure nothing: read what was saved")
     parser.add_argument(
         "--draw", action="store_true", help="write docs/speed.md and docs/speed.svg"
+    )
+    parser.add_argument(
+        "--others",
+        nargs="+",
+        metavar="NAME.json",
+        help="with --draw: what other benchmarks printed with --json, for the page",
     )
     args = parser.parse_args()
     result = measured(args)

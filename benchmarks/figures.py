@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,6 +32,14 @@ class Figure:
         unit = f" {self.unit}" if self.unit else ""
         verdict = "met" if self.met else "MISSED"
         return f"{verdict:6}  {self.what}: {self.found:.3g}{unit}, {side} {self.bound:g}"
+
+
+def of_json(document: Mapping[str, Any]) -> list[Figure]:
+    """The figures in the document that a benchmark printed with `--json`."""
+    return [
+        Figure(**{name: value for name, value in figure.items() if name != "met"})
+        for figure in document["figures"]
+    ]
 
 
 def missed(figures: Iterable[Figure]) -> list[Figure]:

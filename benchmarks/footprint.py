@@ -16,8 +16,7 @@ class Footprint:
     """Counts of one process at one moment.
 
     `mappings` are those of files, memfds and libraries: anonymous memory comes and goes with the allocator,
-    and is in `resident_kib`. `private_kib` is what is resident of no file: pages of libraries serve all who
-    load them. `close_wait` are its TCP sockets whose other end has closed.
+    and is in `resident_kib`. `close_wait` are its TCP sockets whose other end has closed.
     """
 
     descriptors: int
@@ -25,7 +24,6 @@ class Footprint:
     mappings: int
     close_wait: int
     resident_kib: int
-    private_kib: int
 
 
 def footprint(pid: int | None = None) -> Footprint:
@@ -43,7 +41,6 @@ def footprint(pid: int | None = None) -> Footprint:
         resident_kib=int((proc / "statm").read_text().split()[1])
         * os.sysconf("SC_PAGE_SIZE")
         // KIB,
-        private_kib=_status(proc, "RssAnon"),
     )
 
 
@@ -54,6 +51,11 @@ def children(pid: int) -> list[int]:
     for task in os.listdir(tasks):
         found += map(int, (tasks / task / "children").read_text().split())
     return sorted(found)
+
+
+def private_kib(pid: int) -> int:
+    """What is resident of no file: pages of a library serve all who have loaded it."""
+    return _status(Path("/proc", str(pid)), "RssAnon")
 
 
 def reset_peak() -> None:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from figures import Figure, conclude
-from footprint import children, footprint
+from footprint import children, footprint, private_kib
 
 from tent_core.testing.peers import PeerProcess
 
@@ -49,8 +49,7 @@ def config(transports: list[str]) -> dict[str, Any]:
 
 def taken(pid: int) -> Taken:
     """By that process, now."""
-    found = footprint(pid)
-    return Taken(found.resident_kib / 1024, found.private_kib / 1024)
+    return Taken(footprint(pid).resident_kib / 1024, private_kib(pid) / 1024)
 
 
 def interpreter() -> Taken:

@@ -42,13 +42,22 @@ Written by `python benchmarks/growth.py --draw`. What is not flat, and why:
 """
 
 
-def speed(result: Result, figures: list[Figure]) -> str:
-    """The whole page."""
+def speed(result: Result, figures: list[Figure], others: dict[str, list[Figure]]) -> str:
+    """The whole page; `others` are the figures of other benchmarks, by their names."""
     parts = [HEAD.rstrip(), f"Measured on: {tables.machine(result)}.", *tables.kinds(result)]
+    parts.append("A star marks a ratio below its floor, or a time over its bound.")
     for state in result.states():
         title = "Nothing else runs" if state == IDLE else f"Beside a busy thread: {state}"
         parts += [f"## {title}", tables.ratios(result, state), tables.over_limits(result, state)]
-    parts += [GROWTH.strip(), "## What is below its floor", tables.missed(figures), "## Times"]
+    if len(result.states()) > 1:
+        parts.append("## Idle and busy side by side")
+        parts += [tables.beside_idle(result, column) for column in floors.COLUMNS]
+    parts += [GROWTH.strip(), "## What is below its floor", tables.missed(figures)]
+    if others:
+        parts.append("## Figures of the other benchmarks")
+    for name, found in others.items():
+        parts += [f"`benchmarks/{name}.py`:", "\n".join(f"- {figure}" for figure in found)]
+    parts.append("## Times")
     parts.append(
         "Medians of the processes' medians, and in brackets the lowest and the highest of them."
     )

@@ -7,12 +7,12 @@
 
 Two processes on one host; the second one owns the target memory. One JSON line per case: {"peer", "op",
 "block", "batch", "p50_us", "GBps", "us_per_block"}; batch > 1 moves `batch` blocks of `block` bytes at random
-offsets in one call. "nixl" builds a batch's descriptors anew each time, "nixl-prepped" picks them from lists
-prepared once over the whole span (its fastest way), "nixl-tcp" uses TCP alone. Each --peer is a fresh
-process; name one several times to see how much a process's luck matters. With --busy a Python thread computes
-without pause in the target (or initiator, or both). Peers "memmove", "cma" and "tcp" are not products: they
-are the limits of this machine (one memcpy; one process_vm_writev; one blocking loopback stream). The wheel of
-"mooncake" needs libibverbs.so.1 (Debian: libibverbs1).
+offsets in one call. "nixl" builds a batch's descriptors anew each time, from arrays; "nixl-prepped" picks
+them from lists prepared once over the whole span (its fastest way); "nixl-tcp" uses TCP alone. Each --peer is
+a fresh process; name one several times to see how much a process's luck matters. With --busy a Python thread
+computes without pause in the target (or initiator, or both). Peers "memmove", "cma" and "tcp" are not
+products: they are the limits of this machine (one memcpy; one process_vm_writev; one blocking loopback
+stream). The wheel of "mooncake" needs libibverbs.so.1 (Debian: libibverbs1).
 
 `tent bench` does the same work through TENT, and `compare.py` puts both side by side.
 """
@@ -161,17 +161,23 @@ def nixl(metadata: Any, base: int, local: int, size: int = SPAN, prepped: bool =
             )
         return lists[block]
 
+    def descriptors(addresses: Any, block: int) -> Any:
+        rows = np.zeros((len(addresses), 3), np.uint64)
+        rows[:, 0], rows[:, 1] = addresses, block
+        return agent.get_xfer_descs(rows, "DRAM")
+
     def case(op: str, lo: list[int], ro: list[int], block: int) -> Call:
+        mine, theirs = np.array(lo, np.uint64), np.array(ro, np.uint64)  # as a user's offsets are
+
         def prepare() -> Any:
             if prepped and len(lo) > 1:
                 here, there = whole_span(block)
-                pick = [
-                    ((np.array(a) - b) // block).astype(np.int32)
-                    for a, b in ((lo, local), (ro, base))
+                picks = [
+                    ((addresses - np.uint64(start)) // np.uint64(block)).astype(np.int32)
+                    for addresses, start in ((mine, local), (theirs, base))
                 ]
-                return agent.make_prepped_xfer(op.upper(), here, pick[0], there, pick[1])
-            here = agent.get_xfer_descs([(a, block, 0) for a in lo], "DRAM")
-            there = agent.get_xfer_descs([(a, block, 0) for a in ro], "DRAM")
+                return agent.make_prepped_xfer(op.upper(), here, picks[0], there, picks[1])
+            here, there = descriptors(mine, block), descriptors(theirs, block)
             return agent.initialize_xfer(op.upper(), here, there, name)
 
         def post(handle: Any) -> int:

@@ -85,6 +85,8 @@ def growth(found: dict[str, Any]) -> Any:
     figure, panels = plt.subplots(2, 4, figsize=(12, 5))
     for axes, (part, column, label) in zip(panels.flat, wanted, strict=True):
         for transport, rows in found.get(part, {}).items():
+            if "bytes" in column:  # what is one page of memory says nothing of a few
+                rows = [row for row in rows if row[part] >= 100]
             count = [row[part] for row in rows]
             axes.plot(
                 count,
@@ -95,9 +97,15 @@ def growth(found: dict[str, Any]) -> Any:
                 color=COLOURS[transport],
                 label=transport,
             )
-            if column == "us_per_block" and "limit_us_per_block" in rows[0]:
-                limit = [row["limit_us_per_block"] for row in rows]
-                axes.plot(count, limit, ":", color="#555", label="process_vm_writev")
+            if column == "us_per_block":
+                known = [row for row in rows if "limit_us_per_block" in row]
+                axes.plot(
+                    [row[part] for row in known],
+                    [row["limit_us_per_block"] for row in known],
+                    ":",
+                    color=COLOURS[transport],
+                    label=f"{transport}: limit",
+                )
         axes.set_xscale("log")
         axes.set_xlabel(part)
         axes.set_title(label, fontsize=8)

@@ -191,6 +191,8 @@ def iovecs(addresses: Column, lengths: Column) -> Iovecs:
 
 def opcodes(opcode: Opcode | str | ArrayLike, n: int) -> Opcode | NDArray[np.uint8]:
     """One direction for all requests, or a column of them."""
+    if isinstance(opcode, Opcode):
+        return opcode
     if isinstance(opcode, str):
         try:
             return Opcode[opcode.upper()]

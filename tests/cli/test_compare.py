@@ -102,6 +102,8 @@ def test_a_busy_target_has_rules_of_its_own(modules: dict[str, ModuleType]) -> N
     assert not by[f"{where}, faster peer"].met
     assert by[f"{where}, when idle"].found == pytest.approx(2.6)
     assert not by[f"{where}, when idle"].met
+    printed = "\n".join(modules["tables"].document(found, list(by.values())))
+    assert "0.96 (2,600)" in printed
     small = result(
         modules,
         {"tent tcp allocated, target": [120], "mooncake, target": [36]},
@@ -114,8 +116,11 @@ def test_a_saved_result_is_read_again_and_makes_the_page(modules: dict[str, Modu
     found = result(modules, {"tent tcp allocated": [1000], "mooncake": [20000], "tcp": [700]})
     again = modules["results"].of_json(json.loads(json.dumps(found.as_json())))
     assert again == found
-    text = modules["page"].speed(again, modules["floors"].judge(again))
+    document = {"figures": [modules["figures"].Figure("time of x", 3.0, 2.0).as_json()]}
+    others = {"waiting": modules["figures"].of_json(document)}
+    text = modules["page"].speed(again, modules["floors"].judge(again), others)
     assert "20.00 (floor 10)" in text
+    assert "`benchmarks/waiting.py`:\n\n- MISSED  time of x: 3, at most 2" in text
     assert "cores 2" in text
     (row,) = modules["page"].picture(again)["pairs"][2]["rows"]
     assert (row["ratio"], row["floor"], row["what"]) == (20.0, 10, "1,000 x 4 KiB")
