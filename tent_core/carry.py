@@ -492,7 +492,8 @@ class Carry:
         seconds = now - self._began
         abandoned = self._abandoned
         late = abandoned[1] if abandoned is not None and abandoned[0] is work else None
-        verdicts = judge(work, late, self._options.retry_unfenced, self._deadline)
+        gone = self._peer.taken_away(self._requests)
+        verdicts = judge(work, late, self._options.retry_unfenced, self._deadline, gone)
         self._note(name, verdicts)
         tries = len(self._tries) + 1
         others = self._left or self._again

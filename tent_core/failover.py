@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.errors import OutcomeUnknown, PeerDeparted, Unreachable, UsageError
+from tent_core.errors import OutcomeUnknown, PeerDeparted, StaleHandle, Unreachable, UsageError
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
 
 _REST_S = 1 / 128
 _DOUBLINGS = 7
+_NONE: Mapping[int, StaleHandle] = MappingProxyType({})
 
 
 def rest_s(tries: int) -> float:
@@ -42,13 +45,16 @@ def judge(
     abandoned: Exception | None = None,
     retry_unfenced: bool = False,
     deadline: float = float("inf"),
+    gone: Mapping[int, StaleHandle] = _NONE,
 ) -> list[Verdict]:
-    """The verdict over every request of a finished work that did not complete, one per report.
+    """The verdict over every request of a finished work that did not complete, one per report, and more where
+    a report is about buffers of which some are `gone`: those that the owner took away, by id, with why.
 
     A caller's mistake is never retried, nor is a peer that departed, nor what its own `deadline` ended; an
     attempt that was `abandoned` because it took too long is, for that cause. A WRITE whose failed attempt may
     still move bytes (`fenced` false) does not leave its path unless the caller allows it (`retry_unfenced`):
-    late bytes of it could overwrite the next.
+    late bytes of it could overwrite the next. What was to reach a buffer that is gone fails for that reason,
+    whatever the transport found: nobody can carry it, and nobody is to blame.
     """
     verdicts = []
     open_rows = work.status != Status.COMPLETED
@@ -66,7 +72,28 @@ def judge(
         elif status is Status.TIMEOUT and work.deadline < deadline:
             status = Status.FAILED  # of this attempt alone
         unknown = work.requests.opcode is Opcode.WRITE and not failure.fenced and not retry_unfenced
-        verdicts.append(_verdict(here, status, cause, unknown))
+        verdict = _verdict(here, status, cause, unknown)
+        if gone and verdict.blames_transport:
+            verdicts += _without(gone, verdict, work.requests.remote_ids)
+        else:
+            verdicts.append(verdict)
+    return verdicts
+
+
+def _without(
+    gone: Mapping[int, StaleHandle], verdict: Verdict, ids: NDArray[np.int32]
+) -> list[Verdict]:
+    """A verdict over requests whose buffers are `ids`, and those over what of it is gone."""
+    verdicts = []
+    rows = verdict.rows
+    for number, why in gone.items():
+        its = ids[rows] == number
+        if its.any():
+            why.__cause__ = verdict.cause
+            verdicts.append(Verdict(rows[its], why, False, Status.INVALID, False))
+            rows = rows[~its]
+    if len(rows):
+        verdicts.append(verdict._replace(rows=rows))
     return verdicts
 
 

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
 from tent_core.endpoints import CONNECT_TIMEOUT_S, Endpoints
-from tent_core.errors import PeerDeparted, TentError, WaitTimeout
+from tent_core.errors import BufferRevoked, PeerDeparted, StaleHandle, TentError, WaitTimeout
 from tent_core.inflight import Deadline
 from tent_core.lease import Lease
 from tent_core.life import Begin, Life, PeerState
@@ -27,6 +27,7 @@ from tent_core.stats import Counters
 from tent_core.traffic import Traffic
 from tent_core.transport import Endpoint
 from tent_core.types import BufferState
+from tent_core.work import Requests
 
 if TYPE_CHECKING:
     from tent_core.control.plane import Connection
@@ -364,6 +365,24 @@ class LivePeer:
         with self._lock:
             named = [b for b in self._buffers.values() if b.name == name]
         return max(named, key=lambda b: int(b.generation), default=None)
+
+    def taken_away(self, requests: Requests) -> dict[int, StaleHandle]:
+        """The buffers of `requests` that their owner has taken away by now, by id, with what says so."""
+        buffers = self._segment.buffers
+        gone: dict[int, StaleHandle] = {}
+        for number in requests.remote_used:
+            now = buffers.get(number)
+            if now is None or now.generation != requests.remote_generations[number]:
+                gone[number] = StaleHandle(
+                    f"buffer {number} of segment {self.key.name} was unregistered by its owner "
+                    "while requests to it were under way"
+                )
+            elif now.state is not BufferState.LIVE:
+                gone[number] = BufferRevoked(
+                    f"buffer {now.name!r} of segment {self.key.name} is being unregistered by its "
+                    "owner, while requests to it are under way"
+                )
+        return gone
 
     def _adopt(self, new: SegmentDescriptor) -> list[RemoteBuffer]:
         """Take `new` as the snapshot (lock held); answer the buffers that it takes away."""

@@ -9,6 +9,7 @@ from tent_core.errors import (
     BufferRevoked,
     PeerDeparted,
     PermissionDenied,
+    StaleHandle,
     TransportError,
     Unreachable,
 )
@@ -86,6 +87,27 @@ def test_every_failure_may_pass_but_that_of_a_transport_that_never_can() -> None
     work.refuse(PermissionDenied("no"), 3, 4)
     assert [verdict.may_pass for verdict in judge(work)] == [True, True, False, False]
     assert [verdict.movable for verdict in judge(work)] == [True, True, True, False]
+
+
+def test_what_is_for_a_buffer_that_is_gone_ends_for_that_reason_and_blames_nobody() -> None:
+    work = work_of(Opcode.WRITE)
+    work.requests.remote_ids = np.array([3, 5, 3, 5], np.int32)
+    dead = TransportError("remote access error")
+    work.fail(dead, fenced=False)
+    gone, left = judge(work, gone={5: StaleHandle("unregistered")})
+    assert (gone.rows.tolist(), left.rows.tolist()) == ([1, 3], [0, 2])
+    assert (gone.movable, gone.status, gone.blames_transport) == (False, Status.INVALID, False)
+    assert isinstance(gone.cause, StaleHandle)
+    assert left.blames_transport
+
+
+def test_who_was_cancelled_or_made_a_mistake_is_told_that_and_not_what_is_gone() -> None:
+    work = work_of(Opcode.WRITE)
+    work.fail(TransportError("late"), 0, 2, status=Status.CANCELED)
+    work.refuse(PermissionDenied("no"), 2, 4)
+    cancelled, refused = judge(work, gone={0: StaleHandle("unregistered")})
+    assert cancelled.status is Status.CANCELED
+    assert isinstance(refused.cause, PermissionDenied)
 
 
 def test_each_rest_is_twice_as_long_as_the_one_before_up_to_a_second() -> None:

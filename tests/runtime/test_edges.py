@@ -65,7 +65,7 @@ class World:
         }
         self.there = tent.Engine(base, plugins=self.registry)
         self.here = tent.Engine({**base, **(config or {})}, plugins=self.registry, drive=drive)
-        self.there.allocate(SIZE, name="target")
+        self.target = self.there.allocate(SIZE, name="target")
         self.source = self.here.allocate(SIZE)
         self.segment = self.here.open_segment(self.there.segment_name)
         self.remote = self.segment.buffer("target")
@@ -369,6 +369,23 @@ def _rests(world: World) -> tent.Batch:
     world.queue.run()
     assert not batch.done
     return batch
+
+
+def test_what_is_for_a_buffer_that_its_owner_took_away_meanwhile_has_no_other_turn(
+    make: Make,
+) -> None:
+    world = make()
+    world.connect()
+    world.mock("first").plan("hang", at=1)
+    batch = world.submit(attempt_timeout=0.5)
+    world.target.unregister()
+    wait_until(lambda: not world.segment.buffers())
+    world.run_for(1.0)
+    assert batch.done
+    with pytest.raises(tent.StaleHandle, match="unregistered by its owner"):
+        batch.check()
+    assert world.mock("second").count("request") == 0
+    assert world.here.stats()["failovers"] == 0
 
 
 def test_what_rests_is_cancelled_at_once(make: Make) -> None:

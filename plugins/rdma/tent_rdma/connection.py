@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tent_core.errors import TransportError
-from tent_rdma.lane import Lane, Run
+from tent_rdma.lane import Fault, Lane, Run
 from tent_rdma.nic import Nic
 from tent_rdma.settings import PoolSettings, Settings
 from tent_rdma.verbs import QueuePair, Route, VerbsError
@@ -105,6 +105,7 @@ class Connection:
         self._exchange = exchange
         self._undrained: set[Lane] = set()
         self._left: list[Run] = []
+        self._faults: list[Fault] = []
         self._drained = threading.Condition()
         self._verbs = threading.Lock()
 
@@ -266,19 +267,22 @@ class Connection:
             self._verbs.release()
             self.nic.give_credits(freed)
 
-    def take_back(self) -> list[Run]:
-        """What did not end well, once: each is answered to one caller. For when it is destroyed, or given up
-        on."""
+    def take_back(self) -> tuple[list[Run], list[Fault]]:
+        """What did not end well, and what of that is to blame itself: once, each is answered to one caller.
+        For when it is destroyed, or given up on."""
         self.nic.give_credits(sum(self._empty(lane) for lane in list(self.lanes)))
         with self._drained:
             left, self._left = self._left, []
-        return left
+            faults, self._faults = self._faults, []
+        return left, faults
 
     def _empty(self, lane: Lane) -> int:
         """Keep what is outstanding on a lane for `take_back`; how many work requests that were."""
         runs = lane.take_back()
         with self._drained:
             self._left += runs
+            if runs and lane.fault is not None:
+                self._faults.append(lane.fault)
         return sum(run.stop - run.start for run in runs)
 
     def _advance(self, old: State, new: State) -> bool:

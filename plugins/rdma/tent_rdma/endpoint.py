@@ -19,10 +19,13 @@ from tent_rdma.nic import Nic
 from tent_rdma.paths import DEFAULT_POOL, Loss, NoRail, Paths, Shared
 from tent_rdma.remote_keys import NAME, RemoteKeys
 from tent_rdma.transfer import Prepared, Transfer, prepare
-from tent_rdma.verbs import VerbsError
+from tent_rdma.verbs import REMOTE_ACCESS, VerbsError
 from tent_rdma.waiting import Waiting
 from tent_rdma.wire import SegmentAttribute, decode
 from tent_rdma.workers import within
+
+Registered = tuple[int, int]
+"""A buffer of the peer's: identifier and generation."""
 
 LONG = 1 << 20
 """Bytes of work requests that are posted together, if that is a quarter of a group at least: queue pairs and
@@ -113,7 +116,8 @@ class RdmaEndpoint(Endpoint):
         """The last: report what had not ended, also where the second step was held up. Idempotent."""
         cause = self._closing()
         for connection in self._leaving:
-            for run in connection.take_back():
+            runs, _ = connection.take_back()
+            for run in runs:
                 harmless = run.transfer.opcode is Opcode.READ and not connection.lanes
                 run.transfer.fail(run.start, run.stop, cause, fenced=harmless)
         self._shared.at(self, math.inf, self._expire)
@@ -283,25 +287,57 @@ class RdmaEndpoint(Endpoint):
     # ---------------------------------------------------------------- losing
 
     def _lost(self, loss: Loss) -> None:
-        """A connection failed, or could not be made. In a worker."""
+        """A connection failed, or could not be made. In a worker.
+
+        What was under way goes again where that is harmless, but for what is to blame, and what is for a
+        buffer that the peer has taken away: each time that was posted it would cost a connection.
+        """
+        culprits = [fault.run for fault in loss.faults]
+        refused = _refused(loss)
         again = []
         for run in loss.runs:
-            if run is loss.culprit:
-                run.transfer.fail(run.start, run.stop, loss.cause, fenced=loss.harmless(run))
-            elif not loss.harmless(run):
-                run.transfer.fail(run.start, run.stop, loss.cause, fenced=False)
-            else:
-                if loss.culprit is None:
-                    self.paths.exclude(run.transfer, loss.rail, loss.cause)
-                again.append(run)
-        if not loss.runs:  # it failed before anything was under way: for what waited for it
-            with self._lock:
+            transfer, harmless = run.transfer, loss.harmless(run)
+            lots = transfer.apart(run.start, run.stop, self._dead(transfer, refused))
+            to_blame = run in culprits and not any(dead for dead, _, _ in lots)
+            for dead, start, stop in lots:
+                if dead or to_blame or not harmless:
+                    transfer.fail(start, stop, loss.cause, fenced=harmless)
+                else:
+                    again.append(run._replace(start=start, stop=stop))
+            if loss.blamed:
+                self.paths.exclude(transfer, loss.rail, loss.cause)
+        with self._lock:
+            lots = self._take_dead(refused)
+            if not loss.runs:  # it failed before anything was under way: for what waited for it
                 for transfer in self._waiting.all():
                     if transfer.pool == loss.pool:
                         self.paths.exclude(transfer, loss.rail, loss.cause)
                 self._waiting.sort_again()
+        self._fail_lots(lots, loss.cause)
         self._again(again)
         self.resume()
+
+    def _dead(self, transfer: Transfer, refused: Collection[Registered]) -> list[int]:
+        """The buffers of a transfer that the peer has taken away, by what it says or by what it refuses."""
+        requests = transfer.work.requests
+        gone = self._keys.gone(requests)
+        generations = requests.remote_generations
+        return gone + [id for id in requests.remote_used if (id, generations[id]) in refused]
+
+    def _take_dead(self, refused: Collection[Registered]) -> list[tuple[Transfer, int, int]]:
+        """What waits for such buffers, and will not be posted. With the lock held."""
+        taken = []
+        for transfer in self._waiting.all():
+            if dead := self._dead(transfer, refused):
+                for start, stop in reversed(transfer.take_all()):
+                    for is_dead, first, last in reversed(transfer.apart(start, stop, dead)):
+                        if is_dead:
+                            taken.append((transfer, first, last))
+                        else:
+                            transfer.put_back(first, last)
+                if not transfer.waiting:
+                    self._waiting.discard(transfer)
+        return taken
 
     def ports_changed(self) -> None:
         """A port here went up or down."""
@@ -350,3 +386,14 @@ class RdmaEndpoint(Endpoint):
         nics: set[Nic] = self.paths.nics()
         for nic in nics:
             nic.arm()
+
+
+def _refused(loss: Loss) -> set[Registered]:
+    """The buffers whose keys the peer's NICs do not take. A run for several does not say which."""
+    refused = set()
+    for run, status in loss.faults:
+        requests = run.transfer.work.requests
+        ids = run.transfer.buffers(run.start, run.stop)
+        if status == REMOTE_ACCESS and len(set(ids.tolist())) == 1:
+            refused.add((int(ids[0]), requests.remote_generations[int(ids[0])]))
+    return refused

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tent_core.types import Opcode
-from tent_rdma.verbs import SUCCESS, Columns, Completion, QueuePair
+from tent_rdma.verbs import OWN_FAULT, SUCCESS, Columns, Completion, QueuePair
 
 if TYPE_CHECKING:
     from tent_rdma.connection import Connection
@@ -34,6 +34,14 @@ class Run(NamedTuple):
     """Bytes."""
     rail: int
     posted: float
+
+
+class Fault(NamedTuple):
+    """A run that a queue pair failed by, and that is to blame itself: no other rail would help it."""
+
+    run: Run
+    status: int
+    """Of its completion, one of `OWN_FAULT`."""
 
 
 class Health(enum.Enum):
@@ -64,6 +72,8 @@ class Lane:
         self._marker = self._first + _POSTS - 1
         self.broken = False
         """It is in error, or was broken off: nothing can be posted any more."""
+        self.fault: Fault | None = None
+        self._failed = False
         self.lock = threading.Lock()
         """Guards the lane. Its connection takes those of all its lanes, to see whether all are idle."""
 
@@ -97,6 +107,12 @@ class Lane:
                     self.free += run.stop - run.start
                     ended.append(run)
                 return Health.FINE
+            if (
+                not self._failed
+            ):  # the first error is about what is outstanding for the longest time
+                self._failed = True
+                if status in OWN_FAULT and self._outstanding:
+                    self.fault = Fault(self._outstanding[0][1], status)
             first = not self.broken
             self.broken = True
         return Health.BROKEN if first else Health.FINE
@@ -122,11 +138,6 @@ class Lane:
             runs = [run for _, run in self._outstanding]
             self._outstanding.clear()
         return runs
-
-    def oldest(self) -> Run | None:
-        """What is outstanding for the longest time: the first error of a queue pair is about this one."""
-        with self.lock:
-            return self._outstanding[0][1] if self._outstanding else None
 
     @property
     def busy(self) -> bool:

@@ -19,7 +19,7 @@ from tent_rdma.connection import Connection, State
 from tent_rdma.devices import pair
 from tent_rdma.distances import Distances
 from tent_rdma.farewells import Farewells
-from tent_rdma.lane import Lane, Run
+from tent_rdma.lane import Fault, Lane, Run
 from tent_rdma.nic import Nic
 from tent_rdma.notice_channels import NoticeChannels
 from tent_rdma.notices import NoticeChannel
@@ -29,14 +29,10 @@ from tent_rdma.registrations import Registrations
 from tent_rdma.settings import Settings
 from tent_rdma.store import Stores
 from tent_rdma.transfer import Exclusion, Transfer
-from tent_rdma.verbs import STATUS_NAMES, Completion
+from tent_rdma.verbs import OWN_FAULT, STATUS_NAMES, Completion
 from tent_rdma.wire import NicAddress
 
 DEFAULT_POOL = "default"
-OWN_FAULT = frozenset({1, 4, 8, 9, 10, 11})
-"""Statuses that are the request's fault and not the rail's: its key, its range, its permission. Not 2, a
-local queue pair operation error: soft-RoCE says it of a port that is down."""
-
 CONNECTS = 4
 """Workers at most that connect to one peer, so that a few that do not answer cannot occupy all."""
 
@@ -92,8 +88,10 @@ class Loss:
     pool: str
     runs: list[Run]
     cause: TransportError
-    culprit: Run | None
-    """The run that is to blame itself, so that no other rail would help it."""
+    blamed: bool
+    """Whether the rail is to blame, so that another one may help."""
+    faults: list[Fault]
+    """What is to blame itself, of each queue pair the first."""
     confirmed: bool
     """The peer has destroyed its end: nothing of these runs can be written any more."""
     destroyed: bool
@@ -345,7 +343,7 @@ class Paths:
             peer_nic=self._remote[rail.remote].name,
             reason=str(error),
         )
-        self._lost(Loss(index, pool, [], error, None, True, True))
+        self._lost(Loss(index, pool, [], error, True, [], True, True))
         self._farewells.sweep()
 
     # ---------------------------------------------------------------- accounting
@@ -384,21 +382,20 @@ class Paths:
                         c for (i, _), c in self._connections.items() if i == index and c.busy
                     ]
         for connection in broken:
-            self._fail(connection, f"the port of {connection.nic.name} went down", None)
+            self._fail(connection, f"the port of {connection.nic.name} went down", True)
 
     # ---------------------------------------------------------------- failing
 
     def broken(self, lane: Lane, completion: Completion | None, why: str = "") -> None:
         """A lane is in error. Returns at once; a worker does the rest."""
-        culprit = None
+        blamed = True
         if completion is not None:
             status = completion.status
             why = STATUS_NAMES[status] if status < len(STATUS_NAMES) else f"status {status}"
-            if status in OWN_FAULT:
-                culprit = lane.oldest()
-        self._fail(lane.connection, why, culprit)
+            blamed = status not in OWN_FAULT
+        self._fail(lane.connection, why, blamed)
 
-    def _fail(self, connection: Connection, why: str, culprit: Run | None) -> None:
+    def _fail(self, connection: Connection, why: str, blamed: bool) -> None:
         if not connection.break_off():
             return
         rail = self.rails[connection.rail]
@@ -409,12 +406,12 @@ class Paths:
             if self._closed:
                 return  # `close` has it
             self._ending.add(connection)
-            if culprit is None:
+            if blamed:
                 self._troubles[connection.rail] = cause
                 self._health.failed(connection.rail, time.monotonic())
-        self._shared.recover(partial(self._recover, connection, cause, culprit))
+        self._shared.recover(partial(self._recover, connection, cause, blamed))
 
-    def _recover(self, connection: Connection, cause: TransportError, culprit: Run | None) -> None:
+    def _recover(self, connection: Connection, cause: TransportError, blamed: bool) -> None:
         """In a worker: let it drain, destroy it at both ends, and give back what was under way."""
         self._let_go(connection, self._shared.settings.drain_timeout)
         with self._lock:
@@ -431,14 +428,14 @@ class Paths:
             if connection not in self._ending:
                 return
             self._ending.discard(connection)
-        runs = connection.take_back()
+        runs, faults = connection.take_back()
         now = time.monotonic()
         with self._lock:
             for run in runs:
                 self._health.abandoned(run.rail, run.total, now)
         destroyed = not connection.lanes
         key = connection.rail, connection.pool_name
-        self._lost(Loss(*key, runs, cause, culprit, confirmed, destroyed))
+        self._lost(Loss(*key, runs, cause, blamed, faults, confirmed, destroyed))
 
     def evict(self, connection: Connection) -> None:
         """It was retired, and makes room for another: destroy it. Waits for verbs only; the peer is told by

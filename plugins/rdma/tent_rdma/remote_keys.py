@@ -31,8 +31,22 @@ class RemoteKeys:
     def lookup(self, requests: Requests) -> list[Keys]:
         """The keys of the buffers that are used, of the very registrations that the caller named.
 
-        Raises TransportError when the peer has another registration by now, or gives no key."""
+        Raises TransportError when the newest snapshot has another registration, revokes it, or has no key."""
+        if gone := self.gone(requests):
+            raise TransportError(f"buffers {gone} of {self._peer.key} are not registered any more")
         return [self._one(id, requests.remote_generations[id]) for id in requests.remote_used]
+
+    def gone(self, requests: Requests) -> list[int]:
+        """The buffers that the newest snapshot does not have any more, or revokes: their keys are dead, or
+        about to be."""
+        buffers = self._peer.segment.buffers
+        return [
+            id
+            for id in requests.remote_used
+            if (buffer := buffers.get(id)) is None
+            or buffer.generation != requests.remote_generations[id]
+            or buffer.state is not BufferState.LIVE
+        ]
 
     def refresh(self, new: SegmentDescriptor) -> None:
         """Forget the keys of what `new` does not have, or revokes."""
@@ -56,7 +70,7 @@ class RemoteKeys:
 
     def _read(self, buffers: Mapping[int, BufferDescriptor], id: int, generation: int) -> Keys:
         buffer = buffers.get(id)
-        if buffer is None or buffer.generation != generation:
+        if buffer is None or buffer.generation != generation:  # since `gone` was asked
             raise TransportError(f"buffer {id} of {self._peer.key} is not registered any more")
         attribute = buffer.attributes.get(NAME)
         if attribute is None:

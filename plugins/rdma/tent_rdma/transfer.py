@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -159,6 +160,20 @@ class Transfer:
         while self.waiting:
             left.append(self.take(self.waiting))
         return left
+
+    def apart(self, start: int, stop: int, buffers: Collection[int]) -> list[tuple[bool, int, int]]:
+        """Slices [start, stop) in lots, in order: whether a lot is for these buffers of the peer's, and its
+        first and last."""
+        if not buffers:
+            return [(False, start, stop)]
+        among = np.isin(self.buffers(start, stop), list(buffers))
+        cuts = [0, *(np.flatnonzero(among[1:] != among[:-1]) + 1).tolist(), stop - start]
+        return [(bool(among[a]), start + a, start + b) for a, b in pairwise(cuts)]
+
+    def buffers(self, start: int, stop: int) -> NDArray[np.int32]:
+        """The buffer of the peer's of each of the slices [start, stop)."""
+        ids: NDArray[np.int32] = self.work.requests.remote_ids
+        return ids[self.prepared.slices.request[start:stop]]
 
     def columns(self, start: int, stop: int, nic: int, peer_nic: int) -> Columns:
         """Work requests for slices [start, stop) from a NIC here to one of the peer."""

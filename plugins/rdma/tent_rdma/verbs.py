@@ -30,6 +30,13 @@ Columns = NDArray[np.uint64]
 SUCCESS, FLUSHED = 0, 5
 """IBV_WC_SUCCESS, and IBV_WC_WR_FLUSH_ERR: the queue pair was in error before this one's turn came."""
 
+REMOTE_ACCESS = 10
+"""IBV_WC_REM_ACCESS_ERR: the peer's NIC does not take the key, for this range or at all."""
+
+OWN_FAULT = frozenset({1, 4, 8, 9, REMOTE_ACCESS, 11})
+"""Statuses that are the request's fault and not the rail's: its key, its range, its permission. Not 2, a
+local queue pair operation error: soft-RoCE says it of a port that is down."""
+
 STATUS_NAMES = (
     "success",
     "local length error",

@@ -190,7 +190,7 @@ def test_states_only_grow_and_nothing_happens_twice() -> None:
         states.append(connection.state)
         assert connection.destroy(1)
         assert connection.destroy(0)
-        assert connection.take_back() == []
+        assert connection.take_back() == ([], [])
         assert [*states, connection.state] == [State.READY, State.DESTROYING, State.DESTROYED]
         assert rig.verbs.counts.closed["queue_pair"] == QUEUE_PAIRS
         assert rig.verbs.counts.closed_again["queue_pair"] == 0

@@ -24,12 +24,13 @@ import tent_rdma.verbs
 from tent_core.errors import TransportError
 from tent_core.testing.harness import Row, Submitted
 from tent_core.testing.waiting import wait_until
-from tent_core.types import Opcode
+from tent_core.types import Opcode, Status
 from tent_rdma import farewells
 from tent_rdma.wire import Close, Open
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 512 * KIB
+COMPLETED = Status.COMPLETED
 RETRIES_EXCEEDED, LOCAL_FAULT = 12, 2
 
 
@@ -219,6 +220,68 @@ def test_when_both_rails_fail_the_cause_names_both(opcode: Opcode) -> None:
         assert "fake0" in cause
         assert "fake1" in cause
         assert not work.unfenced
+
+
+def test_what_is_for_a_buffer_that_was_taken_away_ends_with_the_connections_that_it_breaks() -> (
+    None
+):
+    with connected() as rig:
+        here, _ = rig.buffer(rig.a, SIZE)
+        gone, _ = rig.buffer(rig.b, SIZE)
+        stays, theirs = rig.buffer(rig.b, SIZE)
+        rig.work_through()
+        rig.verbs.hold()
+        lost = rig.submit(WRITE, *((here, i * KIB, gone, i * KIB, KIB) for i in range(512)))
+        mixed = [
+            (here, i * KIB, gone if i % 3 == 0 else stays, i * KIB, KIB) for i in range(256, 512)
+        ]
+        partly = rig.submit(WRITE, *mixed)
+        opened = rig.wire.asked["open"]
+        theirs[:] = 0
+        rig.b.unregister(gone)
+        rig.verbs.release()
+        work = ended(lost)
+        assert "remote access error" in str(work.causes[-1].cause)
+        assert not work.unfenced
+        work = ended(partly)
+        failed = {number for c in work.causes for number in range(c.start, c.stop)}
+        assert failed == {i for i, row in enumerate(mixed) if row[2] is gone}
+        assert (theirs[256 * KIB :].reshape(256, KIB).any(1) == (work.status == COMPLETED)).all()
+        assert rig.wire.asked["close"] == 2
+        assert rig.wire.asked["open"] - opened <= 2  # for what is left
+
+
+def test_a_key_that_is_refused_is_not_tried_again_although_no_snapshot_says_so_yet() -> None:
+    with connected() as rig:
+        requests, _ = rows(rig)
+        there = requests[0][2]
+        rig.work_through()
+        rig.verbs.hold()
+        submitted = rig.submit(WRITE, *requests)  # more runs than there are queue pairs
+        opened = rig.wire.asked["open"]
+        rig.b.transport.remove_buffer(there, 1.0)
+        rig.verbs.release()
+        work = ended(submitted)
+        assert {str(c.cause).rpartition(": ")[2] for c in work.causes} == {"remote access error"}
+        assert rig.wire.asked["close"] <= 2
+        assert rig.wire.asked["open"] == opened
+
+
+def test_of_each_queue_pair_that_fails_at_once_the_one_to_blame_is_found() -> None:
+    with connected(fabric(nics=1)) as rig:
+        here, _ = rig.buffer(rig.a, KIB)
+        gone = [rig.buffer(rig.b, KIB)[0] for _ in range(QUEUE_PAIRS)]
+        rig.work_through()
+        rig.verbs.hold()
+        submitted = [rig.submit(WRITE, (here, 0, buffer, 0, KIB)) for buffer in gone]
+        for buffer in gone:
+            rig.b.transport.remove_buffer(buffer, 1.0)
+        polls = rig.verbs.faults.gate("poll")
+        rig.verbs.release()
+        polls.open()
+        for one in submitted:
+            assert "remote access error" in str(ended(one).causes[0].cause)
+        assert rig.wire.asked["close"] == 1
 
 
 def test_without_any_rail_work_fails_at_once() -> None:
