@@ -77,13 +77,13 @@ class RdmaEndpoint(Endpoint):
             if self._closed is not None:
                 raise TransportError(f"rdma to {self._peer.key} is closed: {self._closed}")
             self._waiting.add(transfer)
-        self._post()
+        for_others = self._post()
         if work.may_block:
             self._look_for(work)
-        if not work.finished:
+        if for_others or not work.finished:
             self._arm()
-            if work.deadline < self._timer and transfer in self._waiting:
-                self._set_timer(work.deadline)
+        if not work.finished and work.deadline < self._timer and transfer in self._waiting:
+            self._set_timer(work.deadline)
 
     def refresh(self, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
         self._keys.refresh(new)
@@ -166,11 +166,14 @@ class RdmaEndpoint(Endpoint):
         if self._waiting:
             self.resume()
 
-    def _post(self) -> None:
+    def _post(self) -> bool:
+        """Post what can be posted, unless another thread is at it. Whether others have left theirs to this
+        one: they may have armed before it was posted."""
+        for_others = False
         with self._lock:
             if self._posting:
                 self._post_again = True
-                return
+                return False
             self._posting = True
         try:
             while True:
@@ -179,8 +182,9 @@ class RdmaEndpoint(Endpoint):
                 with self._lock:
                     if not self._post_again:
                         self._posting = False
-                        return
+                        return for_others
                     self._post_again = False
+                for_others = True
         except BaseException:
             self._posting = False  # others are to go on
             raise

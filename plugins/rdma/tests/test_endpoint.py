@@ -441,6 +441,38 @@ def test_nobody_polls_while_nothing_is_under_way_and_a_completion_wakes_the_poll
         wait_until(lambda: rig.verbs.counts.polls > before)
 
 
+def test_what_others_left_to_a_thread_that_posts_is_heard_of_although_its_own_has_ended() -> None:
+    with connected(fabric(nics=1)) as rig:
+        here, _ = rig.buffer(rig.a, KIB)
+        there, _ = rig.buffer(rig.b, KIB)
+        rig.work_through()
+        settled(rig.verbs)
+        row = (here, 0, there, 0, KIB)
+        nic = transport(rig.a)._nics[0]
+        post = rig.endpoint._post_run
+        mine: list[Any] = []
+        others: list[Submitted] = []
+
+        def post_run(*run: Any) -> None:
+            if others:
+                rig.verbs.release()
+                wait_until(lambda: mine[0].work.finished)
+                settled(rig.verbs)
+                assert not nic._armed  # the poller was woken by that, and sleeps again
+                post(*run)
+                return
+            mine.append(run[0])
+            post(*run)
+            thread = threading.Thread(target=lambda: others.append(rig.submit(WRITE, row)))
+            thread.start()  # it arms, and leaves its own to the one that posts
+            thread.join()
+
+        rig.verbs.hold()
+        rig.endpoint._post_run = post_run  # type: ignore[method-assign]
+        completed(rig.submit(WRITE, row))
+        completed(others[0])
+
+
 def settled(verbs: FakeVerbs) -> int:
     """How often was polled, once pollers sleep: an event that comes then is taken without polling."""
     last = -1
