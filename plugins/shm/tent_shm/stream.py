@@ -70,10 +70,8 @@ class Stream:
         if n > (1 if self.direct else syscalls.MAX_PIECES) or self.total > STEP_BYTES:
             return None
         if self.direct:
-            here, there = int(local[0, 0]), int(remote[0, 0])
-            target, source = (there, here) if self.opcode is Opcode.WRITE else (here, there)
             move = syscalls.memmove(keep_gil=keep_gil)
-            return Whole(partial(move, target, source, self.total), None)
+            return Whole(partial(move, *self.copied(0), self.total), None)
         call = syscalls.vector_call(self.opcode, keep_gil=keep_gil)
         # The arrays stay alive with `self`, which whoever calls this keeps.
         vectors = (local.ctypes.data, n, remote.ctypes.data, n)
@@ -101,10 +99,14 @@ class Stream:
         end = int(self.ends[row])
         size = min(stop, end, start + STEP_BYTES) - start
         skip = start - (end - int(self.local[row, 1]))
-        here, there = int(self.local[row, 0]) + skip, int(self.remote[row, 0]) + skip
-        target, source = (there, here) if self.opcode is Opcode.WRITE else (here, there)
-        syscalls.memmove(keep_gil=False)(target, source, size)
+        target, source = self.copied(row)
+        syscalls.memmove(keep_gil=False)(target + skip, source + skip, size)
         return size
+
+    def copied(self, row: int) -> tuple[int, int]:
+        """To which address a request copies, and from which."""
+        here, there = int(self.local[row, 0]), int(self.remote[row, 0])
+        return (there, here) if self.opcode is Opcode.WRITE else (here, there)
 
     def where(self, position: int) -> str:
         """The addresses of both sides at a position, for messages."""
