@@ -19,6 +19,8 @@ import contextlib
 import enum
 import json
 import random
+import shlex
+import subprocess
 import sys
 import threading
 import time
@@ -31,7 +33,7 @@ from typing import Any
 import surplus
 from footprint import children, footprint
 
-from tent_core.testing.peers import Nursery, PeerProcess
+from tent_core.testing.peers import Nursery, PeerProcess, thread_states
 
 HERE = Path(__file__).resolve().parent
 BEFORE = f"import sys; sys.path.insert(0, {str(HERE)!r})"
@@ -116,12 +118,27 @@ class Lasting:
 
     def waits(self, name: str, *states: str | None) -> float:
         """Wait until the peer of that name is in one of these states; the seconds that it took."""
-        began = time.monotonic()
+        began = looked = time.monotonic()
+        apart = 0.0
         while (state := self.ask("host.states()").get(name)) not in states:
-            if time.monotonic() - began > PATIENCE_S:
-                raise AssertionError(f"peer {name} is still {state} after {PATIENCE_S:g} s")
+            now = time.monotonic()
+            apart, looked = max(apart, now - looked), now
+            if now - began > PATIENCE_S:
+                raise AssertionError(
+                    f"peer {name} is still {state} after {PATIENCE_S:g} s, in which it was looked at every "
+                    f"{apart:.2f} s or more often: {self._describe(name)}"
+                )
             time.sleep(0.02)
         return time.monotonic() - began
+
+    def _describe(self, name: str) -> str:
+        """What the engine knows of a peer, and what the kernel says of its process and of the connections."""
+        known = self.ask("[(p.pid, repr(p)) for p in engine.peers() if p.name == name]", name=name)
+        threads = {pid: thread_states(pid) for pid, _ in known}
+        port = self.process.segment_name.rpartition(":")[2]
+        ss = ["ss", "-tnpoi", f"sport = :{port} or dport = :{port}"]
+        sockets = subprocess.getoutput(shlex.join(ss))
+        return f"{known}, threads by process {threads} (T: stopped)\n{sockets}"
 
 
 @dataclass

@@ -26,13 +26,13 @@ import numpy as np
 
 import tent_core as tent
 import tent_mock
-from tent_core.attempt import FirstAttempt
 from tent_core.batch import Batch, Options
 from tent_core.dispatch import Dispatcher
 from tent_core.peers import LivePeer
 from tent_core.planning import Group
 from tent_core.plugins import Registry
 from tent_core.testing.peers import PeerProcess
+from tent_core.transport import Endpoint
 from tent_core.types import Reach
 from tent_core.work import Work
 
@@ -40,6 +40,25 @@ CALLS = 1000
 SIZE, BLOCKS = 4096, 1000
 MOST_SHARE, MOST_US = 0.03, 0.3
 _MERGED = "the benchmark's requests must not be neighbours"
+
+
+class Cancel:
+    """Interrupts a work, by its endpoint."""
+
+    __slots__ = ("_endpoint", "_work")
+
+    def __init__(self, work: Work, endpoint: Endpoint) -> None:
+        self._work: Work | None = work
+        self._endpoint = endpoint
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        if self._work is not None:
+            self._endpoint.cancel(self._work)
+
+    def ended(self) -> None:
+        """There is nothing left to cancel."""
+        self._work = None
 
 
 class Plain:
@@ -55,6 +74,7 @@ class Plain:
         groups: list[Group],
         options: Options,
         deadline: float,
+        began: float,
         may_block: bool,
     ) -> None:
         """See Dispatcher.start."""
@@ -65,12 +85,11 @@ class Plain:
             def finished(work: Work, name: str = name, rows: Any = rows) -> None:
                 n = batch.requests(rows)
                 self._dispatcher.count(peer, name, work, n, len(work.causes), 0.0)
-                batch.settle(rows, work.status, work.moved, name)
+                batch.settle_carried(rows, work.requests, name)
 
             work = Work(group.requests, finished, may_block=may_block)
             if not may_block:  # that it can be cancelled is not what is measured
-                endpoint = peer.endpoints.ready[name]
-                batch.carried_by((FirstAttempt(work, endpoint.cancel, self._dispatcher.now),), None)
+                batch.carried_by((Cancel(work, peer.endpoints.ready[name]),), None)
             peer.endpoints.ready[name].submit(work)
 
 
@@ -86,7 +105,7 @@ class Switch:
         engine: Any = self._engine
         if plain:
             engine.dispatcher.start = self._plain
-            engine.deadline = lambda options: float("inf")
+            engine.deadline = lambda options, now: float("inf")
         else:
             engine.dispatcher.start = self._full
             engine.__dict__.pop("deadline", None)

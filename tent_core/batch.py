@@ -22,9 +22,13 @@ from tent_core.errors import (
     WaitTimeout,
 )
 from tent_core.types import Intent, Priority, Status
+from tent_core.work import Requests
 
 Rows = NDArray[np.intp] | None
 """Which requests of a batch are meant: positions, or None for all of them."""
+
+
+_PENDING, _COMPLETED = int(Status.PENDING), int(Status.COMPLETED)  # numpy takes them faster
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -64,6 +68,17 @@ class Options:
     note: Note | None = None
     part: bool = False
     """Whether it carries a part of what another batch was asked for, which is counted there."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked but to carry it soon: no time of its own, no notification."""
+        return (
+            self.timeout is None
+            and self.deadline is None
+            and self.attempt_s is None
+            and self.stall_s is None
+            and self.note is None
+        )
 
 
 class Cancellable(Protocol):
@@ -115,7 +130,7 @@ class Batch:
         "_marks",
         "_push",
         "_spin_s",
-        "_what",
+        "_to",
         "carried",
         "done",
         "feasible",
@@ -124,14 +139,16 @@ class Batch:
         "status",
     )
 
-    def __init__(self, n: int, what: str, spin_s: float) -> None:
-        self.status = np.full(n, Status.PENDING, np.uint8)
+    def __init__(self, n: int, to: str, spin_s: float) -> None:
+        """Of n requests, all pending; `to` names the segment, for messages."""
+        self.status = np.empty(n, np.uint8)
+        self.status.fill(_PENDING)
         self.moved = np.zeros(n, np.uint64)
         self.carried: Counter[str] = Counter()
         self.done = False
         self.feasible: bool | None = None
         self.notify_error: TentError | None = None
-        self._what = what
+        self._to = to
         self._marks: Sequence[Mark] = ()
         self._spin_s = spin_s
         self._left = n
@@ -214,6 +231,21 @@ class Batch:
         if ended:
             self._data_ended()
 
+    def settle_carried(self, rows: Rows, requests: Requests, transport: str) -> None:
+        """Record that all of `rows` is done: it was the `requests`. As `settle`, in less time."""
+        with self._lock:
+            if rows is None:
+                self.status.fill(_COMPLETED)
+                self.moved[:] = requests.local[:, 1]
+            else:
+                self.status[rows] = _COMPLETED
+                self.moved[rows] = requests.local[:, 1]
+            self.carried[transport] += requests.total
+            self._left -= len(requests.local)
+            ended = self._left == 0
+        if ended:
+            self._data_ended()
+
     def settle_failed(
         self,
         rows: Rows,
@@ -231,6 +263,9 @@ class Batch:
         """`transport` has carried so many bytes of requests that may not have ended yet."""
         with self._lock:
             self.carried[transport] += moved
+
+    def _what(self) -> str:
+        return f"batch of {len(self)} to {self._to}"
 
     def _data_ended(self) -> None:
         if self._follower is None:
@@ -293,7 +328,7 @@ class Batch:
             time.sleep(0)  # hands the GIL to whoever carries the work
         if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             left = f"{self._left} requests are" if self._left else "its notification is"
-            raise WaitTimeout(f"{self._what} did not end within {timeout:g} s; {left} under way")
+            raise WaitTimeout(f"{self._what()} did not end within {timeout:g} s; {left} under way")
         self._gate.release()
 
     def check(self) -> None:
@@ -336,7 +371,7 @@ class Batch:
                 f" and {len(rows) - 1} more" if len(rows) > 1 else ""
             )
             lines.append(f"{which}: {tried or 'no transport was tried'}")
-        return "\n".join([f"{self._what}: {count} of {len(self)} requests failed", *lines])
+        return "\n".join([f"{self._what()}: {count} of {len(self)} requests failed", *lines])
 
     def transports(self) -> dict[str, int]:
         """Bytes by the transport that carried them."""
@@ -369,4 +404,4 @@ class Batch:
     def __repr__(self) -> str:
         counts = np.bincount(self.status, minlength=len(Status))
         known = ", ".join(f"{int(counts[s])} {s.name}" for s in Status if counts[s])
-        return f"<Batch {self._what}: {known or 'empty'}>"
+        return f"<Batch {self._what()}: {known or 'empty'}>"

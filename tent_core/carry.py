@@ -55,12 +55,11 @@ class Phase(enum.Enum):
     ENDED = enum.auto()
 
 
-def raised(log: Any, name: str, error: Exception) -> TransportError:
-    """The cause of a failure at a broken plugin, which raised `error` in submit: what it may have started is
-    unknown."""
-    cause = TransportError(f"transport {name} raised {error!r} in submit")
+def raised(log: Any, name: str, error: Exception, doing: str = "submit") -> TransportError:
+    """The cause of a failure at a broken plugin, which raised `error`: what it has started is unknown."""
+    cause = TransportError(f"transport {name} raised {error!r} in {doing}")
     cause.__cause__ = error
-    log.error("transport_raised", transport=name, doing="submit", error=repr(error))
+    log.error("transport_raised", transport=name, doing=doing, error=repr(error))
     return cause
 
 

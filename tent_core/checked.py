@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from tent_core import columns
 from tent_core.batch import Batch, Options, Rows, Try
+from tent_core.bound import Started
 from tent_core.errors import (
     BufferRevoked,
     PermissionDenied,
@@ -113,17 +114,18 @@ class Checked:
         A peer that was retired is woken first: by this thread if it may block, else by one that may wait.
         """
         engine, peer = self.engine, self.peer
-        batch = Batch(len(self), f"batch of {len(self)} to {peer.key.name}", engine.spin_s)
-        deadline = engine.deadline(options)
+        batch = self._batch()
+        began = engine.dispatcher.now()
+        deadline = engine.deadline(options, began)
         note = options.note
         if note is not None:
             sums = self.sums() if note.integrity else None
             engine.announcer.follow(batch, peer, note, sums, deadline)
         if peer.try_begin():
-            self._go(batch, options, may_block, plan, deadline)
+            self._go(batch, options, may_block, plan, deadline, began)
         elif may_block:
             peer.begin(engine.call_timeout(None))
-            self._go(batch, options, may_block, plan, deadline)
+            self._go(batch, options, may_block, plan, deadline, engine.dispatcher.now())
         else:
             waking = _Waking(batch)
             batch.carried_by([waking], None)
@@ -132,8 +134,38 @@ class Checked:
             )
         return batch
 
+    def go_on(self, started: Started, options: Options) -> Batch:
+        """Carry on what a bound call has started; the use of its lease ends with the batch."""
+        bound = started.bound
+        dispatcher = self.engine.dispatcher
+        batch = self._batch()
+        batch.hold((bound.lease,))
+        began = dispatcher.now()
+        deadline = self.engine.deadline(options, began)
+        dispatcher.first(
+            batch,
+            self.peer,
+            bound.group,
+            options,
+            deadline,
+            began,
+            True,
+            bound.endpoint,
+            started.resume,
+        )
+        return batch
+
+    def _batch(self) -> Batch:
+        return Batch(len(self), self.peer.key.name, self.engine.spin_s)
+
     def _go(
-        self, batch: Batch, options: Options, may_block: bool, plan: Plan | None, deadline: float
+        self,
+        batch: Batch,
+        options: Options,
+        may_block: bool,
+        plan: Plan | None,
+        deadline: float,
+        began: float,
     ) -> None:
         """Set going; the use of the peer has begun. What raises here leaves no mark behind."""
         try:
@@ -151,7 +183,7 @@ class Checked:
                 deadlines.infeasible(options.priority)
         batch.hold((*marks, self.peer))
         if not batch.done:
-            dispatcher.start(batch, self.peer, groups, options, deadline, may_block)
+            dispatcher.start(batch, self.peer, groups, options, deadline, began, may_block)
 
     def _go_later(
         self,
@@ -172,7 +204,7 @@ class Checked:
             self.peer.end()
             return
         try:
-            self._go(batch, options, False, plan, deadline)
+            self._go(batch, options, False, plan, deadline, self.engine.dispatcher.now())
         except TentError as error:
             batch.settle_failed(None, Status.FAILED, None, (Try("connect", error, 0.0),))
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from threading import get_ident
 from typing import Any, Protocol
 
 from tent_core.admission import Rules
 from tent_core.alarm import Alarm
-from tent_core.attempt import FirstAttempt
+from tent_core.attempt import FirstAttempt, FirstWork
 from tent_core.batch import Batch, Options, Rows
-from tent_core.carry import Carry, interrupt, raised
+from tent_core.carry import Carry, raised
 from tent_core.errors import ClosedError, TentError, TransportError
 from tent_core.log import RateLimited
 from tent_core.pace import BULK
@@ -24,6 +23,7 @@ from tent_core.policy import Selection
 from tent_core.reshape import MergedSink, PartsSink, Sink, merge, part, parts
 from tent_core.serial import SerialQueue
 from tent_core.stats import Stats
+from tent_core.transport import Endpoint
 from tent_core.turns import Turns
 from tent_core.types import Priority
 from tent_core.work import Requests, Work
@@ -105,6 +105,11 @@ class Dispatcher:
         self._patient = drive.patient
         self._spare = SerialQueue("tent-progress-spare")
         self._guarding = False
+        self._cancelling = frozenset(
+            name
+            for name, facts in planner.facts.items()
+            if facts.capabilities is not None and facts.capabilities.cancellation
+        )
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
         self.observe: Observe | None = None
@@ -139,20 +144,38 @@ class Dispatcher:
         for some, chosen, here, there in by_trait(requests, local, remote):
             where = chosen if rows is None else rows if chosen is None else rows[chosen]
             groups += by_size(some, where, self.plan(peer, here, there, options))
-        return [self._merged(group) for group in groups]
+        alone = len(groups) == 1 and self._unruled(options)
+        return [self._merged(group, alone) for group in groups]
 
-    def _merged(self, group: Group) -> Group:
+    def _unruled(self, options: Options) -> bool:
+        """Whether transfers with these options wait for nobody, and have no limits on each attempt."""
+        return (
+            self.overrule is None
+            and options.attempt_s is None
+            and options.stall_s is None
+            and self.limits.get(options.priority) is None
+            and options.priority not in self.taking_turns
+        )
+
+    def _merged(self, group: Group, alone: bool) -> Group:
         """With neighbours joined, unless they would be larger than a candidate takes."""
+        selection = group.selection
+        merged = merge(group.requests, lambda: self._largest(selection.candidates))
+        if merged is not None:
+            return Group(merged[0], group.rows, selection, merged[1])
+        if alone and selection.untimed:
+            return Group(group.requests, group.rows, selection, None, True)
+        return group
+
+    def _largest(self, names: tuple[str, ...]) -> int | None:
+        """The largest request that all of these transports take, or None."""
         limits = [
             capabilities.largest_request
-            for name in group.selection.candidates
+            for name in names
             if (capabilities := self.planner.facts[name].capabilities) is not None
             and capabilities.largest_request is not None
         ]
-        merged = merge(group.requests, min(limits, default=None))
-        if merged is None:
-            return group
-        return Group(merged[0], group.rows, group.selection, merged[1])
+        return min(limits, default=None)
 
     def plan(self, peer: LivePeer, here: Trait, there: Trait, options: Options) -> Any:
         """The plan for requests between buffers of these traits."""
@@ -179,14 +202,30 @@ class Dispatcher:
         groups: list[Group],
         options: Options,
         deadline: float,
+        began: float,
         may_block: bool,
     ) -> None:
-        """Set all groups going. With `may_block` the calling thread may carry them out itself."""
+        """Set all groups going, at `began`. With `may_block` the calling thread may carry them out itself."""
+        first, traffic = groups[0] if groups else None, peer.traffic
+        if first is not None and first.direct and not traffic.troubled and began < deadline:
+            endpoint = peer.endpoints.ready.get(first.selection.candidates[0])
+            paced = traffic.pacing and first.requests.total >= BULK
+            if endpoint is not None and not paced:
+                self.first(
+                    batch,
+                    peer,
+                    first,
+                    options,
+                    deadline,
+                    began,
+                    may_block,
+                    endpoint,
+                    endpoint.submit,
+                )
+                return
         limited = self.limits.get(options.priority) is not None or (
             options.priority in self.taking_turns
         )
-        if not limited and self._at_once(batch, peer, groups, options, deadline, may_block):
-            return
         for group in groups:
             requests, rows, selection = group.requests, group.rows, group.selection
             names = selection.candidates
@@ -224,103 +263,39 @@ class Dispatcher:
             for carry in carries:
                 carry.run()
 
-    def _at_once(
+    def first(
         self,
         batch: Batch,
         peer: LivePeer,
-        groups: list[Group],
+        group: Group,
         options: Options,
         deadline: float,
+        began: float,
         may_block: bool,
-    ) -> bool:
-        """Give one group to its first candidate, where nothing stands in the way; False if something does.
+        endpoint: Endpoint,
+        submit: Callable[[Work], None],
+    ) -> None:
+        """Have the endpoint of its first candidate carry a direct group, by `submit`.
 
-        A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once an attempt has failed.
+        A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once this attempt has failed.
         """
-        if len(groups) != 1 or self.overrule is not None:
-            return False
-        requests, rows, selection, merged = groups[0]
-        traffic, entry = peer.traffic, selection.entry
-        if (
-            merged is not None
-            or entry is None
-            or not selection.untimed
-            or options.attempt_s is not None
-            or options.stall_s is not None
-            or traffic.troubled
-            or (traffic.pacing and requests.total >= BULK)
-        ):
-            return False
-        name = selection.candidates[0]
-        endpoint = peer.endpoints.ready.get(name)
-        began = self.now()
-        if endpoint is None or began >= deadline:
-            return False
-
+        work = FirstWork(self, batch, peer, group, options, deadline, began, may_block)
         attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
-        inline: Carry | None = None
-        submitting = get_ident()
-
-        def finished(work: Work) -> None:
-            nonlocal inline
-            if not work.causes:
-                if attempt is not None:
-                    attempt.ended()
-                self.count(peer, name, work, batch.requests(rows), 0, began)
-                batch.settle(rows, work.status, work.moved, name)
-                return
-            carry = Carry(
-                self,
-                batch,
-                peer,
-                work.requests,
-                rows,
-                selection,
-                selection.candidates,
-                options,
-                deadline,
-                may_block,
-                False,
-            )
-            carry.take_up(began)
-            if attempt is not None:
-                attempt.failed(carry)
-            if submitting == get_ident():
-                inline = carry  # this same thread goes on below
-            else:
-                carry.go_on_later(work)
-
-        work = Work(
-            requests,
-            finished,
-            may_block=may_block,
-            deadline=deadline,
-            devices=entry.devices,
-            qp_pool=entry.qp_pool,
-            priority=options.priority,
-        )
         if not may_block:
-            able = self.planner.facts[name].capabilities
-            cancels = able is not None and able.cancellation
-            log = self.log
-            attempt = FirstAttempt(
-                work,
-                (lambda work: interrupt(endpoint, work, name, log)) if cancels else None,
-                self.now,
-            )
+            cancels = work.name in self._cancelling
+            attempt = work.attempt = FirstAttempt(work, endpoint if cancels else None)
             batch.carried_by((attempt,), self._push)
         try:
-            endpoint.submit(work)
+            submit(work)
         except TentError as error:
             work.refuse(error)
         except Exception as error:
-            work.fail(raised(self.log, name, error), fenced=False)
-        submitting = 0
-        if inline is not None:
-            inline.go_on(work)
+            work.fail(raised(self.log, work.name, error), fenced=False)
+        work.submitting = 0
+        if work.inline is not None:
+            work.inline.go_on(work)
         elif attempt is not None and attempt.cancelled:
             attempt.cancel()  # by somebody who came before the transport knew the work
-        return True
 
     def _parts(
         self, sink: Sink, requests: Requests, rows: Rows

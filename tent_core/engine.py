@@ -85,6 +85,8 @@ class Engine:
 
         self._pid = os.getpid()
         self._closed = False
+        self.inherited = False
+        """Whether it is the engine of the process that forked this one."""
         self._started = time.monotonic()
         self._lock = threading.Lock()
         registry = plugins if plugins is not None else discover()
@@ -480,7 +482,7 @@ class Engine:
         Idempotent. In a forked child it does nothing: the engine is the parent's. Raises UsageError, and
         closes nothing, in a callback that runs on the control thread.
         """
-        if self._pid != os.getpid():
+        if self.inherited:
             return
         if self._control.here and not self._closed:
             raise UsageError(
@@ -520,7 +522,7 @@ class Engine:
         """Raise ClosedError if this engine cannot be used (any more, or in this process)."""
         if self._closed:
             raise ClosedError("the engine is closed; make a new one")
-        if self._pid != os.getpid():
+        if self.inherited:
             raise ClosedError(
                 "this engine belongs to the process that forked this one, and its threads are not here: "
                 'start workers with the "spawn" method and make an engine in each'
@@ -550,10 +552,10 @@ class Engine:
         """Seconds for a notification."""
         return self.settings.notifications.timeout_s if timeout is None else timeout
 
-    def deadline(self, options: Options) -> float:
-        """When a transfer that starts now must have ended, on the monotonic clock."""
+    def deadline(self, options: Options, now: float) -> float:
+        """When a transfer that starts `now` must have ended, on the monotonic clock."""
         timeout = options.timeout
-        latest = self.dispatcher.now() + (self._transfer_s if timeout is None else timeout)
+        latest = now + (self._transfer_s if timeout is None else timeout)
         return latest if options.deadline is None else min(latest, options.deadline)
 
     def wait_limit(self, timeout: float | None) -> float:
@@ -654,6 +656,15 @@ def _document_of(engine: weakref.ref[Engine]) -> bytes:
 def _tick_of(idle_timeout_s: float) -> float:
     """How often to look for idle peers: to be an eighth late at most, and to tell them soon."""
     return min(1.0, max(0.02, idle_timeout_s / 8))
+
+
+def _disown() -> None:
+    """The engines there are came with a fork, and their threads did not."""
+    for engine in list(_open_engines):
+        engine.inherited = True
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 @atexit.register

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from tent_core.batch import Note, Options
 from tent_core.control.contract import check_notification
 from tent_core.errors import UsageError
+from tent_core.mistakes import nearest
 from tent_core.types import Intent, Priority
 
 
@@ -57,8 +58,24 @@ class ManyOptions(TransferOptions, Columns, total=False):
     """Options of a batch."""
 
 
+_KNOWN = frozenset(ManyOptions.__annotations__)
+_DEFAULT = Options()
+
+
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Options from keyword arguments, with the columns left out."""
+    """Options from keyword arguments, with the columns left out. Raises UsageError, for unknown ones too."""
+    if not given:
+        return _DEFAULT
+    for name in given.keys() - _KNOWN:
+        close = nearest(name, sorted(_KNOWN))
+        raise UsageError(
+            f"a transfer has no option {name!r}"
+            + (
+                f"; did you mean {close!r}?"
+                if close
+                else f": there are {', '.join(sorted(_KNOWN))}"
+            )
+        )
     try:
         priority = Priority(given.get("priority", Priority.MEDIUM))
         intent = Intent(given.get("intent", Intent.UNSPEC))

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
 from tent_core.endpoints import CONNECT_TIMEOUT_S, Endpoints
 from tent_core.errors import PeerDeparted, TentError, WaitTimeout
 from tent_core.inflight import Deadline
+from tent_core.lease import Lease
 from tent_core.life import Begin, Life, PeerState
 from tent_core.remote_buffer import RemoteBuffer
 from tent_core.runner import Running, Transports
@@ -170,6 +172,7 @@ class LivePeer:
         self.counters: dict[str, Counters] = {}
         self.plans: dict[Any, Any] = {}
         self.epoch = 0
+        self._leases: WeakSet[Lease] = WeakSet()
         self.handles = 0
         self.handshakes = 0
         """How often the peer was connected."""
@@ -211,7 +214,13 @@ class LivePeer:
     def idle_for(self) -> float | None:
         """Seconds without any use, or None while it is in use or not live."""
         with self._lock:
-            return self._life.idle_for(time.monotonic())
+            return self._idle_for(time.monotonic())
+
+    def _idle_for(self, now: float) -> float | None:
+        used = [lease.used() for lease in self._leases]  # each is asked, so that each forgets
+        if any(used):
+            self._life.last_used = now
+        return self._life.idle_for(now)
 
     def check_alive(self) -> None:
         """Raise PeerDeparted if the peer is gone."""
@@ -229,6 +238,10 @@ class LivePeer:
     def _replan(self) -> None:
         self.epoch += 1
         self.plans = {}
+        for lease in self._leases:
+            if not lease.shut_idle(self.end):
+                self._life.users += 1
+        self._leases = WeakSet()
 
     # ---------------------------------------------------------------- being used
 
@@ -262,6 +275,15 @@ class LivePeer:
                 self.check_alive()
             if begun is Begin.CONNECT:
                 self._wake(deadline.left)
+
+    def lend(self, lease: Lease, epoch: int) -> bool:
+        """The uses marked in `lease` are uses of this peer; what changes the choice of transports shuts it.
+        False if that has changed since `epoch`, or the peer is not live."""
+        with self._lock:
+            current = epoch == self.epoch and self._life.state is PeerState.LIVE
+            if current:
+                self._leases.add(lease)
+            return current
 
     def end(self) -> None:
         """A use has ended."""
@@ -426,10 +448,14 @@ class LivePeer:
         """Release all that is held for the peer if nothing has used it for `at_least` seconds; the next use
         brings it back. Answers whether it does. Never blocks."""
         with self._lock:
-            if not self._life.retire(time.monotonic(), at_least):
+            now = time.monotonic()
+            idle = self._idle_for(now)
+            if idle is None or idle < at_least:
+                return False
+            self._replan()  # which stops what is bound to it; some of that may have begun meanwhile
+            if not self._life.retire(now, at_least):
                 return False
             self._updates.clear()
-            self._replan()
         self._owner.log.info("peer_retired", peer=str(self.key), reason=reason)
         self.endpoints.close_all(
             f"the peer was retired: {reason}",

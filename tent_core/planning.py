@@ -34,12 +34,14 @@ class Group(NamedTuple):
     """Rows of a batch that share one selection: `rows` are positions in the batch (None: all).
 
     Where neighbours were joined, `merge` says what each of the `requests` stands for among these rows.
+    `direct`: only the health of its first candidate decides whether that gets them as they are, at once.
     """
 
     requests: Requests
     rows: Rows
     selection: Selection
     merge: Merge | None = None
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

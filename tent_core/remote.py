@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from numpy.typing import ArrayLike
 
 from tent_core.batch import Batch, Options
+from tent_core.bound import Outcome, Started, bind, unbound
 from tent_core.checked import Checked, Local, Remote, check_many, check_one
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import ClosedError, RangeError, TentError
@@ -270,13 +272,17 @@ class Prepared:
     PeerDeparted or ClosedError once a buffer, the peer's incarnation or the segment handle is gone.
     """
 
-    __slots__ = ("_checked", "_epoch", "_groups", "_options")
+    __slots__ = ("_asked", "_bound", "_checked", "_epoch", "_groups", "_options", "_segment")
 
     def __init__(self, checked: Checked, options: Options) -> None:
         self._checked = checked
+        self._segment = checked.segment
         self._options = options
         self._epoch = -1
         self._groups: list[Group] = []
+        self._bound: Callable[[], Outcome] = unbound
+        self._asked = -1
+        """The epoch in which it was tried to bind it."""
 
     def _plan(self) -> list[Group]:
         """The groups for the peer's present epoch."""
@@ -290,18 +296,43 @@ class Prepared:
 
     def post(self, notify: str | tuple[str, bytes] | None = None) -> Batch:
         """Start the transfer and return at once. `notify` counts for this post instead of that prepared."""
-        self._checked.segment._check_open()
+        self._segment._check_open()
         return self._start(self._with(notify), False)
 
     def run(
         self, timeout: float | None = None, notify: str | tuple[str, bytes] | None = None
     ) -> None:
         """Carry out the transfer and return when all of it is COMPLETED. Raises as `Segment.write` does."""
-        self._checked.segment._check_open()
+        self._segment._check_open()
+        if timeout is None and notify is None:
+            done = self._bound()
+            if done is not True:
+                self._run_unbound(done)
+            return
         options = self._with(notify)
         if timeout is not None:
             options = replace(options, timeout=timeout)
         self._run(options)
+
+    def _run_unbound(self, done: Outcome) -> None:
+        """Nothing is bound, or it could not carry it out at once; then see whether that can be helped."""
+        if isinstance(done, Started):
+            batch = self._checked.go_on(done, self._options)
+            batch.wait(self._checked.engine.wait_limit(None))
+        else:
+            self._run(self._options)
+        if self._asked != self._epoch:
+            self._asked = self._epoch
+            self._bind()
+
+    def _bind(self) -> None:
+        epoch = self._epoch
+        groups = (
+            self._groups
+        )  # read after the epoch: they are planned for that one, or for a later one
+        alone = len(groups) == 1 and len(groups[0].requests) == 1
+        if alone and groups[0].direct and self._options.plain:
+            self._bound = bind(self._checked, groups[0], epoch) or unbound
 
     def _with(self, notify: str | tuple[str, bytes] | None) -> Options:
         options = self._options
@@ -317,7 +348,7 @@ class Prepared:
         try:
             return self._checked.start(options, may_block, self._plan)
         except TentError as error:
-            self._checked.segment._not_started(options, error)
+            self._segment._not_started(options, error)
             raise
 
     def __repr__(self) -> str:

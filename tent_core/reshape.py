@@ -7,7 +7,7 @@ that were asked for. Sinks stand one behind another, and the batch is the last.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,10 +65,10 @@ class Merge:
     lengths: NDArray[np.uint64]
 
 
-def merge(requests: Requests, largest: int | None) -> tuple[Requests, Merge] | None:
+def merge(requests: Requests, largest: Callable[[], int | None]) -> tuple[Requests, Merge] | None:
     """Join neighbours that follow one another at both sides, in the same two buffers; None if none do.
 
-    Nothing is joined when a row would be longer than `largest` bytes.
+    Nothing is joined when a row would be longer than `largest()` bytes, which is asked if there are any.
     """
     local, remote = requests.local, requests.remote
     if len(local) < 2:
@@ -88,7 +88,8 @@ def merge(requests: Requests, largest: int | None) -> tuple[Requests, Merge] | N
     starts = np.flatnonzero(np.concatenate(([True], ~follows)))
     lengths = local[:, 1]
     joined = np.add.reduceat(lengths, starts)
-    if largest is not None and int(joined.max()) > largest:
+    limit = largest()
+    if limit is not None and int(joined.max()) > limit:
         return None
     merged = Requests(
         requests.opcode,

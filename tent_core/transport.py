@@ -7,6 +7,7 @@ The engine then makes one `Transport` per engine and calls:
     add_buffers([...])                 for every registration; answers what to publish for each
     connect(peer) -> Endpoint          at the first transfer to a peer that is a candidate
       endpoint.submit(work)            on the data path, from any thread, many at once
+      endpoint.bind(requests) -> call  for one request that was prepared: what carries it out directly
       endpoint.refresh(old, new)       the peer published a new snapshot
       endpoint.close(reason)           the peer departed, was retired, or the engine stops
     bootstrap(peer, payload) -> bytes  the other side's `peer.bootstrap`, answered here
@@ -31,12 +32,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tent_core.descriptor import HostIdentity, PeerKey, SegmentDescriptor
 from tent_core.types import Capabilities, Permission
-from tent_core.work import Work
+from tent_core.work import Requests, Work
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from tent_core.topology import Topology
+
+Resume = Callable[[Work], None]
+"""Goes on with one request that a bound call has started: like `submit` of the work that it is given, except
+that nothing has to be started any more."""
+
+BoundCall = Callable[[], "bool | Resume"]
+"""Carries out one request, in the calling thread; many threads may call at once. True: every byte is where it
+belongs, and its owner sees it. False: nothing of it has been started, or what has can move no more bytes, so
+that `submit` may begin from the start. A Resume: it takes longer than a call should keep its thread, about a
+hundred microseconds beside the copying; the core hands it a work then. Raises as `submit` does."""
 
 API_VERSION = (1, 0)
 """Major and minor version of this contract; a plugin of another major version is not loaded."""
@@ -170,6 +181,16 @@ class Endpoint(abc.ABC):
         reported exactly once. Raising TransportError refuses all of it: nothing may have been started.
         The engine keeps every buffer involved alive, and refuses revocations, until all is reported.
         """
+
+    def bind(self, requests: Requests) -> BoundCall | None:
+        """A call that carries out this one request, again and again, with as little as can be between the
+        application and the bytes; None if `submit` does as well, as for long ones.
+
+        An offer: it is called for requests that an application prepared, of a length that it will post again,
+        and may cost a little. The call is made while every buffer involved is alive and the endpoint open, as
+        `submit` is, and never with a deadline of the application's: what takes long it leaves to a Resume.
+        """
+        return None
 
     def cancel(self, work: Work) -> None:
         """`work.cancelled` was just set: interrupt what is under way, if that can be done. Best effort, from

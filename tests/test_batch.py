@@ -23,7 +23,7 @@ from tent_core.types import Status
 def batch_of(n: int, *marks: InFlight) -> Batch:
     for mark in marks:
         mark.begin()
-    batch = Batch(n, f"batch of {n}", 0.0)
+    batch = Batch(n, "there", 0.0)
     batch.hold(marks)
     return batch
 

@@ -654,3 +654,17 @@ def test_reprs_help(joined: Joined) -> None:
         (batch, ["1 COMPLETED"]),
     ):
         assert all(word in repr(thing) for word in words), repr(thing)
+
+
+@pytest.mark.parametrize(
+    "call", ["write", "read", "prepare", "write_many", "submit", "prepare_many"]
+)
+def test_a_mistyped_option_of_a_transfer_is_an_error_that_names_the_right_one(
+    joined: Joined, call: str
+) -> None:
+    one = (joined.local[:8], joined.remote[:8])
+    many = (joined.local, [0], joined.remote, [0], 8)
+    given = many if "many" in call or call == "submit" else one
+    opcode = ("write",) if call.startswith("prepare") or call == "submit" else ()
+    with pytest.raises(tent.UsageError, match=r"no option 'timout'; did you mean 'timeout'\?"):
+        getattr(joined.segment, call)(*opcode, *given, timout=5)

@@ -111,7 +111,7 @@ def test_joined_rows_move_the_same_bytes_and_stay_within_one_buffer(
     rows: list[tuple[int, tuple[int, int], tuple[int, int]]], largest: int | None
 ) -> None:
     asked = requests(*(list(column) for column in zip(*rows, strict=True)))
-    joined = merge(asked, largest)
+    joined = merge(asked, lambda: largest)
     follows = [
         gap == (0, 0) and ids == before
         for (_, gap, ids), (_, _, before) in zip(rows[1:], rows, strict=False)
@@ -133,7 +133,7 @@ def test_of_joined_rows_each_request_gets_its_own_status_and_bytes(
     rows: list[tuple[int, tuple[int, int], tuple[int, int]]], data: st.DataObject
 ) -> None:
     asked = requests(*(list(column) for column in zip(*rows, strict=True)))
-    joined = merge(asked, None)
+    joined = merge(asked, lambda: None)
     if joined is None:
         return
     merged, shape = joined

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tent_core.testing import holding, wait_until
 from tent_core.testing.leaks import nothing_stays_behind
-from tent_core.testing.peers import Nursery, PeerError, PeerProcess
+from tent_core.testing.peers import Nursery, PeerError, PeerProcess, thread_states
 
 
 def test_waiting_answers_the_first_true_value_or_says_what_it_last_saw() -> None:
@@ -109,6 +110,27 @@ def test_a_peer_process_can_be_stopped_resumed_and_killed() -> None:
         assert peer.answer() == "resumed"
         peer.kill()
         assert peer.process.poll() is not None
+
+
+def test_a_peer_process_counts_as_stopped_when_its_last_thread_has(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with PeerProcess() as peer, ThreadPoolExecutor(1) as pool:
+        # A thread that starts a process waits for it in the kernel, and nothing stops it there; the new one
+        # waits for the pipe to be opened.
+        peer.begin(
+            "reads = os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0\n"
+            "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[reads])",
+            pipe=str(pipe),
+        )
+        wait_until(lambda: "D" in thread_states(peer.pid), what="a thread to wait in the kernel")
+        stopping = pool.submit(peer.stop)
+        with pytest.raises(TimeoutError):
+            stopping.result(timeout=0.05)
+        with pipe.open("wb"):
+            stopping.result(timeout=10)
+        assert set(thread_states(peer.pid)) == {"T"}
+        peer.kill()
 
 
 def test_a_nursery_forks_processes_that_start_engines_close_and_can_be_killed() -> None:

@@ -28,6 +28,7 @@ from tent_core.topology import Topology
 from tent_core.transport import (
     Endpoint,
     LocalBuffer,
+    Resume,
     Transport,
     TransportContext,
     TransportDeclaration,
@@ -246,12 +247,18 @@ class Submitted:
     """One submission and the wait for its end. `finished` counts the calls of `on_finished`: one is right."""
 
     def __init__(
-        self, endpoint: Endpoint, opcode: Opcode, rows: Sequence[Row], timeout: float = 30.0
+        self,
+        endpoint: Endpoint,
+        opcode: Opcode,
+        rows: Sequence[Row],
+        timeout: float = 30.0,
+        resume: Resume | None = None,
     ) -> None:
+        """`resume` goes on with a request that a bound call has started."""
         self.finished = 0
         self._ended = threading.Event()
         self.work = Work(requests(opcode, rows), self._finish, deadline=time.monotonic() + timeout)
-        endpoint.submit(self.work)
+        (resume or endpoint.submit)(self.work)
 
     def _finish(self, work: Work) -> None:
         self.finished += 1

@@ -19,11 +19,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from tent_core.testing.waiting import wait_until
 
 _LENGTH = struct.Struct(">Q")
 START_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
 WARM_UP_S = 120.0
 """For a nursery to import all, on a machine that is emulated."""
 
@@ -163,8 +167,11 @@ class PeerProcess:
         return value
 
     def stop(self) -> None:
-        """Stop all its threads, in whatever they do (SIGSTOP)."""
+        """Stop all its threads, in whatever they do (SIGSTOP), and wait until they have stopped."""
         os.kill(self.pid, signal.SIGSTOP)
+        wait_until(
+            lambda: set(thread_states(self.pid)) == {"T"}, STOP_TIMEOUT_S, f"{self.pid} to stop"
+        )
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
@@ -198,6 +205,16 @@ class PeerProcess:
             self.close()
         else:
             self.kill()
+
+
+def thread_states(pid: int) -> str:
+    """What the kernel says that the threads of a process do, a letter each as in proc(5): "T" is stopped."""
+    found = ""
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            # The name, which may be anything, is in parentheses before it.
+            found += path.read_text().rpartition(")")[2].split()[0]
+    return found
 
 
 def _command(theirs: socket.socket, what: str) -> list[str]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from tent_core.descriptor import PeerKey
 from tent_core.errors import TransportError
-from tent_core.transport import Endpoint, LocalBuffer, Peer
+from tent_core.transport import BoundCall, Endpoint, LocalBuffer, Peer
 from tent_core.types import Opcode, Status
-from tent_core.work import Work
+from tent_core.work import Requests, Work
 from tent_mock.table import Table
 from tent_mock.transport import MockEndpoint, MockTransport
 
@@ -76,6 +76,36 @@ class AcknowledgesBeforeWriting(Broken):
             work.complete()
         else:
             submit(work)
+
+
+class BoundCallDoesNothing(Broken):
+    """Its bound call says that it has done what it has not."""
+
+    def connect(self, peer: Peer) -> Endpoint:
+        endpoint = super().connect(peer)
+        endpoint.bind = lambda requests: lambda: True
+        return endpoint
+
+
+class BoundCallIgnoresPermission(Broken):
+    """Its bound call asks nobody for permission."""
+
+    def connect(self, peer: Peer) -> Endpoint:
+        endpoint = super().connect(peer)
+
+        def bind(requests: Requests) -> BoundCall:
+            there = requests.remote[0].tolist()
+            here = requests.local[0].tolist()
+            target, source = (there, here) if requests.opcode is Opcode.WRITE else (here, there)
+
+            def call() -> bool:
+                ctypes.memmove(target[0], source[0], here[1])
+                return True
+
+            return call
+
+        endpoint.bind = bind
+        return endpoint
 
 
 class CompletesTwice(Broken):

@@ -116,6 +116,11 @@ class Controller:
         with self._changed:
             self._calls.append(Call(on, peer, detail))
 
+    @property
+    def scripted(self) -> bool:
+        """Whether there is a script at all."""
+        return len(self._script) > 0
+
     def verdicts(self, peer: str, opcode: Opcode, count: int) -> list[Verdict | None] | None:
         """What happens to each of `count` requests, or None when there is no script at all."""
         with self._changed:

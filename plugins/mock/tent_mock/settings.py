@@ -13,7 +13,8 @@ class Settings(BaseModel):
     """`move` false reports success without moving a byte, and then peers need not be in this process.
 
     `clock: manual` lets delays end only by `Controller.advance`. `handshake` makes each connection do one
-    bootstrap call, which the other side counts.
+    bootstrap call, which the other side counts. With `bind` prepared requests are bound, as long as there is
+    no script.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -22,4 +23,5 @@ class Settings(BaseModel):
     seed: int = 0
     clock: Literal["real", "manual"] = "real"
     handshake: bool = False
+    bind: bool = False
     script: tuple[Step, ...] = ()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tent_core.descriptor import PeerKey, SegmentDescriptor
 from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.transport import (
     EXCHANGE_LIMIT,
+    BoundCall,
     Endpoint,
     LocalBuffer,
     Peer,
@@ -262,6 +264,24 @@ class MockEndpoint(Endpoint):
             stop = start + len(list(group))
             self._act(verdict, work, move, start, stop)
             start = stop
+
+    def bind(self, requests: Requests) -> BoundCall | None:
+        """If the settings say so: moves the bytes, unless there is a script by now."""
+        if not self._transport.settings.bind:
+            return None
+        move = _Move(self._transport, self._peer, requests)
+        what = f"bound {requests.opcode.name.lower()}"
+        record = partial(self._control.record, On.REQUEST, self._name, what)
+
+        def call() -> bool:
+            if self._control.scripted:
+                return False
+            self._check_open()
+            record()
+            move.run(0, 1)
+            return True
+
+        return call
 
     def cancel(self, work: Work) -> None:
         """What hangs or is delayed of it ends as cancelled."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import tent_mock
 from tent_core.plugins import Registry
 from tent_core.testing.conformance import TransportConformance
@@ -9,6 +11,11 @@ from tent_core.testing.conformance import TransportConformance
 
 class TestConformance(TransportConformance):
     transport = "mock"
+
+
+class TestConformanceOfBoundCalls(TransportConformance):
+    transport = "mock"
+    settings: ClassVar = {"bind": True}
 
 
 class TestConformanceWithNotifications(TransportConformance):

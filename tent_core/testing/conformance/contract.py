@@ -7,7 +7,7 @@ Another process may be of another version, or mean harm: an owner that claims to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from tent_core import topology
 from tent_core.errors import TentError, TransportError
 from tent_core.testing.conformance.base import KIB, MIB, Base
 from tent_core.testing.conformance.verdicts import assert_arrived, assert_untouched
-from tent_core.testing.harness import Context, Row, Side, Submitted
+from tent_core.testing.harness import Context, Row, Side, Submitted, requests
 from tent_core.transport import Endpoint, LocalBuffer
 from tent_core.types import Opcode, Permission, Status
 from tent_core.work import Work
@@ -43,6 +43,19 @@ class Pair:
     def post(self, opcode: Opcode, *rows: Row, endpoint: Endpoint | None = None) -> Submitted:
         """Submit, past all checks of an engine."""
         return Submitted(endpoint or self.endpoint, opcode, rows, ENDS_WITHIN_S)
+
+    def call(self, opcode: Opcode, row: Row, endpoint: Endpoint | None = None) -> bool | None:
+        """Whether a bound call carries this request out, past all checks; None where nothing is bound."""
+        endpoint = endpoint or self.endpoint
+        try:
+            call = endpoint.bind(requests(opcode, (row,)))
+            done = None if call is None else call()
+        except TransportError:
+            return False
+        if done is None or isinstance(done, bool):
+            return done
+        work = Submitted(endpoint, opcode, (row,), ENDS_WITHIN_S, resume=done).wait()
+        return bool(work.status[0] == Status.COMPLETED)
 
 
 class Contract(Base):
@@ -87,14 +100,21 @@ class Contract(Base):
     ) -> None:
         self._checks()
         target = pair.offer(permission)
-        try:
-            work = pair.post(opcode, (pair.ours, 0, target, 0, KIB)).wait()
-        except TransportError:
-            return  # refused before it began: the owner has not told how to reach it
+        row = (pair.ours, 0, target, 0, KIB)
+        work = None
+        with suppress(
+            TransportError
+        ):  # refused before it began: the owner has not told how to reach it
+            work = pair.post(opcode, row).wait()
         what = f"the owner's side ignores the permission {permission.name} of a buffer"
-        assert_untouched(pair.there.arrays[target.id], np.ones(4 * KIB, np.uint8), what)
-        assert_untouched(pair.source, np.full(64 * KIB, 9, np.uint8), what)
-        _refused(work)
+        _nothing_has_moved(pair, target, what)
+        if work is not None:
+            _refused(work)
+        called = pair.call(opcode, row)
+        _nothing_has_moved(pair, target, f"in a bound call, {what}")
+        assert not called, (
+            "an error was swallowed: a bound call says that it did what the owner refuses"
+        )
 
     def test_the_owner_refuses_a_range_that_leaves_its_buffer(self, pair: Pair) -> None:
         self._checks()
@@ -105,6 +125,9 @@ class Contract(Base):
             what = "the owner's side does not check ranges"
             assert_untouched(memory, np.ones(12 * KIB, np.uint8), what)
             _refused(work)
+            assert not pair.call(Opcode.WRITE, (pair.ours, 0, target, offset, length))
+            what = "the owner's side does not check ranges of bound calls"
+            assert_untouched(memory, np.ones(12 * KIB, np.uint8), what)
 
     def test_the_owner_refuses_a_generation_that_has_gone(self, pair: Pair) -> None:
         self._checks()
@@ -118,6 +141,9 @@ class Contract(Base):
         what = "the owner's side takes an id for a buffer, whatever its generation"
         assert_untouched(pair.there.arrays[new.id], np.ones(4 * KIB, np.uint8), what)
         _refused(work)
+        assert not pair.call(Opcode.WRITE, (pair.ours, 0, stale, 0, KIB))
+        what = "a bound call takes an id for a buffer, whatever its generation"
+        assert_untouched(pair.there.arrays[new.id], np.ones(4 * KIB, np.uint8), what)
 
     def test_each_request_of_a_batch_is_reported_for_itself(self, pair: Pair) -> None:
         self._checks()
@@ -159,6 +185,22 @@ class Contract(Base):
         assert_arrived(memory, np.ones(MIB, np.uint8), expected, "a batch by the contract")
         _once(submitted)
 
+    @pytest.mark.parametrize("length", [1, KIB, 64 * KIB])
+    def test_a_bound_call_carries_out_all_of_its_request(self, pair: Pair, length: int) -> None:
+        target = pair.there.register(np.ones(64 * KIB, np.uint8))
+        if pair.call(Opcode.WRITE, (pair.ours, 0, target, 0, length)) is None:
+            pytest.skip(f"{self.transport} binds no request of {length} bytes")
+        expected = np.ones(64 * KIB, np.uint8)
+        expected[:length] = 9
+        memory = pair.there.arrays[target.id]
+        assert_arrived(memory, np.ones(64 * KIB, np.uint8), expected, "a bound WRITE")
+        memory[:] = 5
+        before = pair.source.copy()
+        assert pair.call(Opcode.READ, (pair.ours, 0, target, 0, length))
+        expected[:] = before
+        expected[:length] = 5
+        assert_arrived(pair.source, before, expected, "a bound READ")
+
     def test_progress_grows_with_the_bytes_if_that_is_claimed(self, pair: Pair) -> None:
         if not self.capabilities().partial_progress:
             pytest.skip(f"{self.transport} does not claim partial progress")
@@ -190,6 +232,7 @@ class Contract(Base):
                 Status.INITIAL,
             }
             _once(each)
+        assert not pair.call(Opcode.WRITE, rows[0], endpoint), "a closed endpoint makes bound calls"
         try:
             late = pair.post(Opcode.WRITE, rows[0], endpoint=endpoint)
         except TransportError:
@@ -200,6 +243,11 @@ class Contract(Base):
         self._side().transport.stop()
         with self._side() as side:
             side.transport.stop()
+
+
+def _nothing_has_moved(pair: Pair, target: LocalBuffer, what: str) -> None:
+    assert_untouched(pair.there.arrays[target.id], np.ones(4 * KIB, np.uint8), what)
+    assert_untouched(pair.source, np.full(64 * KIB, 9, np.uint8), what)
 
 
 def _once(submitted: Submitted) -> None:

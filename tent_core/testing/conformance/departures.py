@@ -43,7 +43,7 @@ class Departures(Base):
             def write_until_it_fails() -> None:
                 try:
                     while True:
-                        prepared.run(timeout=20.0)
+                        prepared.run()
                 except BaseException as error:
                     failure.append(error)
 
