@@ -9,7 +9,7 @@ from typing import Any
 
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import PeerDeparted, TransportError
-from tent_core.transport import Endpoint, Peer
+from tent_core.transport import BoundCall, Endpoint, Peer
 from tent_core.work import Requests, Work
 from tent_shm import bound, plan
 from tent_shm.keeper import Keeper
@@ -76,7 +76,7 @@ class ShmEndpoint(Endpoint):
                 return
         self._start(work, what)  # which finds out, too, what was wrong
 
-    def bind(self, requests: Requests) -> Callable[[], bool] | None:
+    def bind(self, requests: Requests) -> BoundCall | None:
         return bound.bind(plan.make(requests, self._targets.get, self._ways), self._owner)
 
     def cancel(self, work: Work) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tent_core.types import Opcode
 from tent_core.work import Iovecs
-from tent_shm import syscalls
+from tent_shm import large, syscalls
 
 Ends = NDArray[np.uint64]
 """Shape (n,): where each request ends in the stream; the running sum of the lengths."""
@@ -100,7 +100,8 @@ class Stream:
         size = min(stop, end, start + STEP_BYTES) - start
         skip = start - (end - int(self.local[row, 1]))
         target, source = self.copied(row)
-        syscalls.memmove(keep_gil=False)(target + skip, source + skip, size)
+        copy = large.copy if size > large.ROW_BYTES else syscalls.memmove(keep_gil=False)
+        copy(target + skip, source + skip, size)
         return size
 
     def copied(self, row: int) -> tuple[int, int]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import shm_owners as owners
-from shm_harness import TIMEOUT, Pair, Row, blocks, pair, requests, submit
+from shm_harness import TIMEOUT, Pair, Row, pair, requests, submit
 
 from tent_core.errors import PeerDeparted
 from tent_core.testing import wait_until
+from tent_core.transport import BoundCall
 from tent_core.types import Opcode, Status
 from tent_shm import bound
 from tent_shm.stream import Stream, Whole
 
-KIB, MIB = owners.MIB >> 10, owners.MIB
+MIB = owners.MIB
 NUMBERS = pytest.mark.parametrize("number", [0, 1], ids=["allocated", "registered"])
 
 
@@ -27,11 +28,11 @@ def six() -> Iterator[Pair]:
         yield made
 
 
-def bind(made: Pair, opcode: Opcode, rows: list[Row]) -> Callable[[], bool] | None:
+def bind(made: Pair, opcode: Opcode, rows: list[Row]) -> BoundCall | None:
     return made.endpoint.bind(requests(made.node, made.owner.peer, opcode, rows, reused=True))
 
 
-def bound_write(made: Pair, number: int, size: int = 4096) -> Callable[[], bool]:
+def bound_write(made: Pair, number: int, size: int = 4096) -> BoundCall:
     carry_out = bind(made, Opcode.WRITE, [(0, 0, number, 0, size)])
     assert carry_out is not None
     return carry_out
@@ -51,29 +52,6 @@ def test_every_byte_of_a_bound_request_arrives_each_time(
         six.owner.ask(owners.fill, number, seed)
         assert carry_out()
         six.check(rows)
-
-
-@NUMBERS
-def test_a_batch_that_one_call_moves_can_be_bound(six: Pair, number: int) -> None:
-    rows = blocks(100, 8192, MIB, [number])
-    six.owner.ask(owners.fill, number, 9)
-    carry_out = bind(six, Opcode.WRITE, rows)
-    assert carry_out is not None
-    assert carry_out()
-    six.check(rows)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(0, 0, 0, 0, 10), (0, 10, 1, 10, 10)],
-        blocks(2000, 64, MIB, [1]),
-        [(0, 0, 2, 0, 10), (0, 10, 4, 10, 10)],
-    ],
-    ids=["two_kinds_of_memory", "more_than_a_vector_holds", "two_buffers"],
-)
-def test_what_is_not_one_call_to_one_buffer_is_left_to_submit(six: Pair, rows: list[Row]) -> None:
-    assert bind(six, Opcode.WRITE, rows) is None
 
 
 def test_what_several_threads_move_faster_is_left_to_submit() -> None:
