@@ -2,12 +2,15 @@
 """Puts TENT beside what a user would pick instead, and beside this machine's limits, in one run.
 
 Each round runs every contender once, in a fresh process: `peerbench.py` with the peers' Python, `tent
-bench` with this one. Times drift from run to run, so only medians over the rounds of one run are compared. A
-peer whose processes come in a fast and a slow kind is shown as two.
+bench` with this one. Times drift from run to run, so only medians over the rounds of one run are compared.
+A peer whose processes come in a fast and a slow kind is shown as two, and TENT is held against the fast
+kind. With --busy everything is measured again beside a thread that computes. The exit status is 1 if TENT
+could not be measured, or is below a floor or beyond a limit of `floors.py`.
 
-    python benchmarks/compare.py                                     # all cases, 5 rounds: about 40 minutes
+    python benchmarks/compare.py                                     # all cases, 7 rounds: about 25 minutes
     python benchmarks/compare.py --case 4096x1000 --op write
-    python benchmarks/compare.py --case 4096x1000 --busy target --rounds 7 --json
+    python benchmarks/compare.py --busy all --seconds 0.3 --save speed.json --draw  # docs/speed.md, .svg
+    python benchmarks/compare.py --render speed.json --draw                         # again, from the result
 
 The peers get an environment of their own, made on first use beside this file; --peers-python names another.
 """
@@ -15,36 +18,28 @@ The peers get an environment of their own, made on first use beside this file; -
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
-import venv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import floors
+import page
+import tables
+from figures import Figure, conclude
+from figures import of_json as of_document
+from results import IDLE, STATES, Case, Result, Run, of_json
+from surroundings import draw, machine, peers_python
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = HERE / ".venv-peers"
-PEERS = ("mooncake", "nixl", "nixl-tcp", "cma", "tcp")
-LIMITS = {"cma": "limit: process_vm_*", "tcp": "limit: tcp stream", "memmove": "limit: memcpy"}
-TWO_KINDS = 1.6
-"""A gap this large between neighbouring processes' times makes two kinds of them."""
-
-
-class Case(NamedTuple):
-    """One thing that every contender does."""
-
-    op: str
-    block: int
-    batch: int
-
-    def __str__(self) -> str:
-        return f"{self.op} {self.batch} x {self.block:,} B"
+DOCS = HERE.parent / "docs"
+MEMORY = {"shm": ("registered", "allocated")}
+"""Of whose memory a transport is measured, where it makes a difference; else it is allocated."""
+PEERS = ("mooncake", "nixl", "nixl-prepped", "nixl-tcp", "memmove", "cma", "tcp")
 
 
 @dataclass(frozen=True)
@@ -60,72 +55,47 @@ class Contender:
         return self.label.startswith("tent ")
 
 
-Times = dict[Case, dict[str, list[float]]]
-"""Median microseconds of a call, by case and contender, one for each round."""
-
-
-def peers_python(given: str | None) -> str:
-    """The Python that has the peers; makes an environment for them if none is given."""
-    python = ENVIRONMENT / "bin" / "python"
-    if given is not None or python.exists():
-        return given or str(python)
-    print(f"making {ENVIRONMENT} for the peers", file=sys.stderr)
-    venv.create(ENVIRONMENT, with_pip=True)
-    pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    subprocess.run((*pip, "numpy", "mooncake-transfer-engine-non-cuda"), check=True, timeout=600)
-    subprocess.run((*pip, "--no-deps", "nixl-cu12"), check=True, timeout=600)
-    return str(python)
-
-
 def contenders(args: argparse.Namespace, python: str) -> list[Contender]:
     """Everything that is to be measured."""
     work = [f"--seconds={args.seconds}"]
     work += [f"--case={case}" for case in args.case or ()] + [f"--op={op}" for op in args.op or ()]
-    work += [f"--busy={args.busy}"] if args.busy else []
     bench = (sys.executable, "-m", "tent_core.cli", "bench", "--json")
-    tent = [
-        Contender(
-            f"tent {transport} {memory}",
-            (*bench, f"--transport={transport}", f"--memory={memory}", *work),
-        )
-        for transport in args.transport or ("shm", "tcp")
-        for memory in args.memory or ("allocated",)
-    ]
+    found = []
+    for transport in args.transport or ("shm", "tcp"):
+        for memory in args.memory or MEMORY.get(transport, ("allocated",)):
+            command = (*bench, f"--transport={transport}", f"--memory={memory}", *work)
+            found.append(Contender(f"tent {transport} {memory}", command))
     script = str(HERE / "peerbench.py")
-    peers = [
-        Contender(peer, (python, script, f"--peer={peer}", *work)) for peer in args.peer or PEERS
-    ]
-    return tent + peers
+    for peer in args.peer or PEERS:
+        found.append(Contender(peer, (python, script, f"--peer={peer}", *work)))
+    return found
 
 
-def measure(
-    everybody: list[Contender], rounds: int, timeout: float
-) -> tuple[Times, dict[str, str]]:
-    """Times of every contender in every round, and why one could not be measured."""
-    times: Times = {}
-    failed: dict[str, str] = {}
-    for number in range(rounds):
+def measure(everybody: list[Contender], states: list[str], result: Result, timeout: float) -> None:
+    """Run every contender in every round and state, and add what it measured, or why it did not."""
+    for number in range(result.rounds):
         # Every round begins with another contender, so that none always runs after the same one.
         start = number % len(everybody)
         for contender in everybody[start:] + everybody[:start]:
-            print(f"round {number + 1} of {rounds}: {contender.label}", file=sys.stderr)
-            lines, reason = run(contender, timeout)
-            if reason:
-                failed[contender.label] = reason
-            for line in lines:
-                case = Case(line["op"], line["block"], line["batch"])
-                times.setdefault(case, {}).setdefault(contender.label, []).append(line["p50_us"])
-    return times, failed
+            for state in states:
+                where = f"{contender.label}, {state}"
+                print(f"round {number + 1} of {result.rounds}: {where}", file=sys.stderr)
+                busy = () if state == IDLE else (f"--busy={state}",)
+                lines, reason = run((*contender.command, *busy), timeout)
+                if reason:
+                    result.failed[where] = reason
+                us = {_key(line): line["p50_us"] for line in lines}
+                result.runs.append(Run(contender.label, state, number, us))
 
 
-def run(contender: Contender, timeout: float) -> tuple[list[dict[str, Any]], str]:
+def _key(line: dict[str, Any]) -> str:
+    return Case(line["op"], line["block"], line["batch"]).key
+
+
+def run(command: tuple[str, ...], timeout: float) -> tuple[list[dict[str, Any]], str]:
     """What one process printed, and why it failed or the empty string."""
     process = subprocess.Popen(
-        contender.command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         out, errors = process.communicate(timeout=timeout)
@@ -138,97 +108,76 @@ def run(contender: Contender, timeout: float) -> tuple[list[dict[str, Any]], str
     return lines, last if process.returncode else ""
 
 
-def kinds(label: str, times: list[float]) -> Iterator[tuple[str, list[float]]]:
-    """The times of one contender, as those of a fast and a slow kind of process if there are two."""
-    ordered = sorted(times)
-    gaps = [high / low for low, high in itertools.pairwise(ordered)]
-    if not label.startswith("nixl") or not gaps or max(gaps) < TWO_KINDS:
-        yield label, ordered
-        return
-    cut = gaps.index(max(gaps)) + 1
-    yield f"{label}, fast kind", ordered[:cut]
-    yield f"{label}, slow kind", ordered[cut:]
+def measured(args: argparse.Namespace) -> Result:
+    """A result, from what was saved or from measuring now."""
+    if args.render:
+        return of_json(json.loads(Path(args.render).read_text()))
+    python = peers_python(args.peers_python)
+    result = Result(machine(python), args.seconds, args.rounds)
+    busy = STATES[1:] if "all" in (args.busy or ()) else args.busy or ()
+    measure(contenders(args, python), [IDLE, *busy], result, 60 + 16 * (args.seconds + 10))
+    return result
 
 
-def show(times: Times, failed: dict[str, str]) -> None:
-    """Print a table for each case: medians, and how many times longer each contender takes than TENT."""
-    for case, found in times.items():
-        tent = {
-            label: statistics.median(own)
-            for label, own in found.items()
-            if label.startswith("tent ")
-        }
-        head = "".join(f"{f'x {label}':>22}" for label in tent)
-        print(f"\n{case}\n{'':24}{'median us':>12}{'lowest':>12}{'highest':>12}{'runs':>6}{head}")
-        for label, own in found.items():
-            for kind, ordered in kinds(label, own):
-                median = statistics.median(ordered)
-                ratios = "".join(f"{median / base:>22.2f}" for base in tent.values())
-                print(
-                    f"{LIMITS.get(kind, kind):24}{median:>12.1f}{ordered[0]:>12.1f}{ordered[-1]:>12.1f}"
-                    f"{len(ordered):>6}{ratios}"
-                )
-    for label, reason in failed.items():
-        print(f"\n{label} could not be measured: {reason}")
-
-
-def document(times: Times, failed: dict[str, str], args: argparse.Namespace) -> dict[str, object]:
-    """The same for machines."""
-    return {
-        "rounds": args.rounds,
-        "busy": args.busy,
-        "seconds": args.seconds,
-        "results": [
-            {
-                **case._asdict(),
-                "contender": kind,
-                "median_us": statistics.median(ordered),
-                "p50_us": ordered,
-            }
-            for case, found in times.items()
-            for label, own in found.items()
-            for kind, ordered in kinds(label, own)
-        ],
-        "failed": failed,
+def publish(result: Result, figures: list[Figure], args: argparse.Namespace) -> None:
+    """Write the page and the picture."""
+    others = {
+        path.stem: of_document(json.loads(path.read_text()))
+        for path in map(Path, args.others or ())
     }
+    (DOCS / "speed.md").write_text(page.speed(result, figures, others))
+    rows = page.picture(result)
+    draw("speed", rows, DOCS / "speed.svg", peers_python(args.peers_python))
 
 
 def main() -> int:
-    """Measure, and print; the exit status is 1 if TENT could not be measured."""
+    """Measure or read, and print, save and draw as asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     several: dict[str, Any] = {"action": "append"}
-    parser.add_argument("--rounds", type=int, default=5, help="how often each contender runs (5)")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each contender runs (7)")
     parser.add_argument("--transport", **several, help="of TENT; default: shm and tcp")
-    parser.add_argument(
-        "--memory",
-        **several,
-        choices=["allocated", "registered"],
-        help="of TENT; default: allocated",
-    )
-    parser.add_argument("--peer", **several, help=f"default: {', '.join(PEERS)}")
+    memories = ["allocated", "registered"]
+    parser.add_argument("--memory", **several, choices=memories, help="default: both with shm")
+    parser.add_argument("--peer", **several, choices=PEERS, help="default: all")
     parser.add_argument(
         "--case", **several, metavar="BLOCKxBATCH", help="such as 4096x1000; default: all"
     )
     parser.add_argument("--op", **several, choices=["write", "read"], help="default: both")
     parser.add_argument("--seconds", type=float, default=1.0, help="per case (1)")
-    parser.add_argument("--busy", choices=["target", "initiator", "both"])
+    parser.add_argument(
+        "--busy", **several, choices=[*STATES[1:], "all"], help="measure that as well; repeatable"
+    )
     parser.add_argument(
         "--peers-python", metavar="PATH", help="a Python in which the peers are installed"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    args = parser.parse_args()
-    timeout = 60 + 16 * (args.seconds + 10)
-    everybody = contenders(args, peers_python(args.peers_python))
-    times, failed = measure(everybody, args.rounds, timeout)
-    if args.json:
-        print(json.dumps(document(times, failed, args)))
-    else:
-        show(times, failed)
-    return (
-        1 if any(contender.label in failed for contender in everybody if contender.is_tent) else 0
+    parser.add_argument("--save", metavar="PATH", help="keep the result there")
+    parser.add_argument("--render", metavar="PATH", help="measure nothing: read what was saved")
+    parser.add_argument(
+        "--draw", action="store_true", help="write docs/speed.md and docs/speed.svg"
     )
+    parser.add_argument(
+        "--others",
+        nargs="+",
+        metavar="NAME.json",
+        help="with --draw: what other benchmarks printed with --json, for the page",
+    )
+    args = parser.parse_args()
+    result = measured(args)
+    figures = floors.judge(result)
+    if args.save:
+        Path(args.save).write_text(json.dumps(result.as_json(), indent=1) + "\n")
+    if args.json:
+        found = {**result.as_json(), "figures": [figure.as_json() for figure in figures]}
+        print(json.dumps(found))
+    else:
+        print("\n\n".join(tables.document(result, figures)))
+    if args.draw:
+        publish(result, figures, args)
+    broken = any(where.startswith("tent ") for where in result.failed)
+    return max(conclude(figures), int(broken))
 
 
 if __name__ == "__main__":

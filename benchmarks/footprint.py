@@ -26,8 +26,9 @@ class Footprint:
     resident_kib: int
 
 
-def footprint(pid: int) -> Footprint:
-    """What the process `pid` holds now. Raises FileNotFoundError when it has ended."""
+def footprint(pid: int | None = None) -> Footprint:
+    """What the process `pid` holds now, or this one. Raises FileNotFoundError when it has ended."""
+    pid = os.getpid() if pid is None else pid
     proc = Path("/proc", str(pid))
     sockets = set(_sockets(proc / "fd"))
     return Footprint(
@@ -50,6 +51,26 @@ def children(pid: int) -> list[int]:
     for task in os.listdir(tasks):
         found += map(int, (tasks / task / "children").read_text().split())
     return sorted(found)
+
+
+def private_kib(pid: int) -> int:
+    """What is resident of no file: pages of a library serve all who have loaded it."""
+    return _status(Path("/proc", str(pid)), "RssAnon")
+
+
+def reset_peak() -> None:
+    """Have `peak_kib` begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_kib() -> int:
+    """The most that was resident of this process since `reset_peak`."""
+    return _status(Path("/proc/self"), "VmHWM")
+
+
+def _status(proc: Path, name: str) -> int:
+    lines = (proc / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def _sockets(directory: Path) -> Iterator[str]:

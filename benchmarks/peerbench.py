@@ -7,12 +7,12 @@
 
 Two processes on one host; the second one owns the target memory. One JSON line per case: {"peer", "op",
 "block", "batch", "p50_us", "GBps", "us_per_block"}; batch > 1 moves `batch` blocks of `block` bytes at random
-offsets in one call. "nixl" builds a batch's descriptors anew each time, "nixl-prepped" picks them from lists
-prepared once over the whole span (its fastest way), "nixl-tcp" uses TCP alone. Each --peer is a fresh
-process; name one several times to see how much a process's luck matters. With --busy a Python thread computes
-without pause in the target (or initiator, or both). Peers "memmove", "cma" and "tcp" are not products: they
-are the limits of this machine (one memcpy; one process_vm_writev; one blocking loopback stream). The wheel of
-"mooncake" needs libibverbs.so.1 (Debian: libibverbs1).
+offsets in one call. "nixl" builds a batch's descriptors anew each time, from arrays; "nixl-prepped" picks
+them from lists prepared once over the whole span (its fastest way); "nixl-tcp" uses TCP alone. Each --peer is
+a fresh process; name one several times to see how much a process's luck matters. With --busy a Python thread
+computes without pause in the target (or initiator, or both). Peers "memmove", "cma" and "tcp" are not
+products: they are the limits of this machine (one memcpy; one process_vm_writev; one blocking loopback
+stream). The wheel of "mooncake" needs libibverbs.so.1 (Debian: libibverbs1).
 
 `tent bench` does the same work through TENT, and `compare.py` puts both side by side.
 """
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SPAN = 256 << 20
+IOV_MAX = 1024
 CASES = [
     (4 << 10, 1),
     (64 << 10, 1),
@@ -66,34 +67,34 @@ def burn() -> None:
 # ------------------------------------------------------------------------- targets: the second process
 
 
-def mooncake_target(conn: Connection) -> None:
+def mooncake_target(conn: Connection, size: int = SPAN) -> None:
     """Offer a span through the reference C++ engine."""
     from mooncake.engine import TransferEngine
 
     engine = TransferEngine()
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
-    span = np.zeros(SPAN, np.uint8)
+    span = np.zeros(size, np.uint8)
     engine.register_memory(span.ctypes.data, span.nbytes)
     conn.send((f"127.0.0.1:{engine.get_rpc_port()}", span.ctypes.data))
     conn.recv()
     os._exit(0)
 
 
-def nixl_target(conn: Connection) -> None:
+def nixl_target(conn: Connection, size: int = SPAN) -> None:
     """Offer a span through NIXL over UCX."""
     from nixl_cu12._api import nixl_agent, nixl_agent_config
 
     agent = nixl_agent("target", nixl_agent_config(backends=["UCX"]))
-    span = np.zeros(SPAN, np.uint8)
+    span = np.zeros(size, np.uint8)
     agent.register_memory([(span.ctypes.data, span.nbytes, 0, "")], "DRAM")
     conn.send((agent.get_agent_metadata(), span.ctypes.data))
     conn.recv()
     os._exit(0)
 
 
-def cma_target(conn: Connection) -> None:
+def cma_target(conn: Connection, size: int = SPAN) -> None:
     """Own a span, and do nothing."""
-    span = np.zeros(SPAN, np.uint8)
+    span = np.zeros(size, np.uint8)
     conn.send((os.getpid(), span.ctypes.data))
     conn.recv()
 
@@ -120,13 +121,13 @@ def tcp_target(conn: Connection) -> None:
 # ------------------------------------------------------------------------- initiators: this process
 
 
-def mooncake(seg: Any, base: int, local: int) -> Case:
+def mooncake(seg: Any, base: int, local: int, size: int = SPAN) -> Case:
     """The reference C++ engine, over its TCP transport."""
     from mooncake.engine import TransferEngine
 
     engine = TransferEngine()
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
-    engine.register_memory(local, SPAN)
+    engine.register_memory(local, size)
 
     def case(op: str, lo: list[int], ro: list[int], block: int) -> Call:
         if len(lo) == 1:
@@ -139,12 +140,12 @@ def mooncake(seg: Any, base: int, local: int) -> Case:
     return case
 
 
-def nixl(metadata: Any, base: int, local: int, prepped: bool = False) -> Case:
+def nixl(metadata: Any, base: int, local: int, size: int = SPAN, prepped: bool = False) -> Case:
     """NIXL, over what UCX finds best under UCX_TLS."""
     from nixl_cu12._api import nixl_agent, nixl_agent_config
 
     agent = nixl_agent("initiator", nixl_agent_config(backends=["UCX"]))
-    agent.register_memory([(local, SPAN, 0, "")], "DRAM")
+    agent.register_memory([(local, size, 0, "")], "DRAM")
     name = agent.add_remote_agent(metadata)
     lists: dict[int, tuple[Any, Any]] = {}
 
@@ -160,17 +161,23 @@ def nixl(metadata: Any, base: int, local: int, prepped: bool = False) -> Case:
             )
         return lists[block]
 
+    def descriptors(addresses: Any, block: int) -> Any:
+        rows = np.zeros((len(addresses), 3), np.uint64)
+        rows[:, 0], rows[:, 1] = addresses, block
+        return agent.get_xfer_descs(rows, "DRAM")
+
     def case(op: str, lo: list[int], ro: list[int], block: int) -> Call:
+        mine, theirs = np.array(lo, np.uint64), np.array(ro, np.uint64)  # as a user's offsets are
+
         def prepare() -> Any:
             if prepped and len(lo) > 1:
                 here, there = whole_span(block)
-                pick = [
-                    ((np.array(a) - b) // block).astype(np.int32)
-                    for a, b in ((lo, local), (ro, base))
+                picks = [
+                    ((addresses - np.uint64(start)) // np.uint64(block)).astype(np.int32)
+                    for addresses, start in ((mine, local), (theirs, base))
                 ]
-                return agent.make_prepped_xfer(op.upper(), here, pick[0], there, pick[1])
-            here = agent.get_xfer_descs([(a, block, 0) for a in lo], "DRAM")
-            there = agent.get_xfer_descs([(a, block, 0) for a in ro], "DRAM")
+                return agent.make_prepped_xfer(op.upper(), here, picks[0], there, picks[1])
+            here, there = descriptors(mine, block), descriptors(theirs, block)
             return agent.initialize_xfer(op.upper(), here, there, name)
 
         def post(handle: Any) -> int:
@@ -220,7 +227,7 @@ def memmove(_seg: Any, _base: int, local: int) -> Case:
 
 
 def cma(pid: Any, base: int, local: int) -> Case:
-    """The limit of two processes on one host: one process_vm_writev, its iovecs prepared."""
+    """The limit of two processes on one host: process_vm_writev, its iovecs prepared, 1,024 blocks a call."""
     libc, keep = ctypes.CDLL(None), []
 
     def case(op: str, lo: list[int], ro: list[int], block: int) -> Call:
@@ -232,8 +239,12 @@ def cma(pid: Any, base: int, local: int) -> Case:
         here[:, 0], there[:, 0] = lo, ro
         here[:, 1] = there[:, 1] = block
         keep.append((here, there))
-        mine, theirs, count, total = here.ctypes.data, there.ctypes.data, len(lo), block * len(lo)
-        return lambda: call(pid, mine, count, theirs, count, 0) != total
+        pieces = [(i, min(IOV_MAX, len(lo) - i)) for i in range(0, len(lo), IOV_MAX)]
+        calls = [(here[i:].ctypes.data, there[i:].ctypes.data, n, n * block) for i, n in pieces]
+        if len(calls) == 1:
+            mine, theirs, count, total = calls[0]
+            return lambda: call(pid, mine, count, theirs, count, 0) != total
+        return lambda: any(call(pid, m, n, t, n, 0) != total for m, t, n, total in calls)
 
     return case
 

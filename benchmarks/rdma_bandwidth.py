@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Bandwidth of RDMA writes: this transport beside ib_write_bw, on the same device at the same depth.
 
-Both go from one process of this machine to another over one device, one queue pair, in turn; the medians of
-the alternations are compared. The bytes of the transport's last round are verified. The exit status is 1 if
-a median is below the floor.
+Both go from one process of this machine to another over one device, in turn, with as many work requests
+outstanding; the medians of the alternations are compared. The bytes of the transport's last round are
+verified. The exit status is 1 if a median is below the floor.
 
     python benchmarks/rdma_bandwidth.py --device mlx5_0 --gid-index 3
     python benchmarks/rdma_bandwidth.py --mooncake /path/to/python-with-its-wheel

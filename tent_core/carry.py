@@ -20,7 +20,7 @@ from tent_core.errors import (
     TransportError,
     UsageError,
 )
-from tent_core.failover import judge
+from tent_core.failover import judge, rest_s
 from tent_core.once import Once
 from tent_core.pace import BULK
 from tent_core.reshape import Sink
@@ -50,6 +50,8 @@ class Phase(enum.Enum):
     CONNECTING = enum.auto()
     WAITING = enum.auto()
     """For room on its transport."""
+    RESTING = enum.auto()
+    """Every candidate has been tried, and some may yet carry it."""
     RUNNING = enum.auto()
     """A transport has it."""
     ENDED = enum.auto()
@@ -74,14 +76,14 @@ def interrupt(endpoint: Endpoint, work: Work, name: str, log: Any) -> None:
 
 class Carry:
     """One group of requests, one candidate at a time. One thread at a time pushes it on (`run`); `cancel` may
-    come from any other, and only sets a flag, withdraws a ticket, ends the wait for a connection, or asks the
-    transport. Whoever sets out to wait looks at the flag once more when it can be found waiting."""
+    come from any other, and only sets a flag, withdraws a ticket, ends a pause, or asks the transport.
+    Whoever sets out to wait looks at the flag once more when it can be found waiting."""
 
     __slots__ = (
         "_abandoned",
+        "_again",
         "_began",
         "_cancelled",
-        "_connecting",
         "_deadline",
         "_dispatcher",
         "_inline",
@@ -91,6 +93,7 @@ class Carry:
         "_name",
         "_options",
         "_paced",
+        "_pause",
         "_peer",
         "_phase",
         "_relieved",
@@ -130,6 +133,8 @@ class Carry:
         self._rows = rows
         self._selection = selection
         self._left = names
+        self._again: tuple[str, ...] = ()
+        """Candidates that have failed in a way that may pass."""
         self._options = options
         self._deadline = deadline
         self._may_block = may_block
@@ -144,7 +149,8 @@ class Carry:
         self._phase = Phase.READY
         self._ticket: Ticket | None = None
         self._turn: Turn | None = None
-        self._connecting: Once | None = None
+        self._pause: Once | None = None
+        """What it waits for while no transport has it: a connection, or the end of a rest."""
         self._cancelled = False
         self._relieved = ""
         """The candidate for which idle peers were asked to let go."""
@@ -155,15 +161,21 @@ class Carry:
     # ---------------------------------------------------------------- pushed on
 
     def run(self) -> None:
-        """Offer the requests to candidate after candidate until one takes them or none is left."""
+        """Offer the requests to candidate after candidate until one takes them or none is left. When all have
+        been tried, those whose failure may pass have another turn, after a rest."""
         while True:
             if self._cancelled:
                 self._leave()
                 self._end(TransferCanceled("it was cancelled before it ended"), Status.CANCELED)
                 return
-            if not self._name and not self._next():
-                self._exhausted()
-                return
+            if not self._name:
+                if not self._left and self._again:
+                    self._left, self._again = self._again, ()
+                    self._rest()
+                    return
+                if not self._next():
+                    self._exhausted()
+                    return
             if self._limited and not (self._may_enter() and self._has_turn()):
                 return
             if self._is_cancelled():
@@ -274,12 +286,12 @@ class Carry:
         thread must not wait."""
         self._phase = Phase.CONNECTING
         self._work = None
-        once = self._connecting = Once()
+        once = self._pause = Once()
         dispatcher, name = self._dispatcher, self._name
 
         def go_on(error: BaseException | None) -> None:  # in whatever thread
             if once.take():
-                dispatcher.later(lambda: self._resume_connected(error))
+                dispatcher.later(lambda: self._resume_paused(error))
 
         try:
             made = self._peer.endpoints.begin(name)
@@ -298,9 +310,25 @@ class Carry:
         if self._cancelled:
             go_on(None)
 
-    def _resume_connected(self, error: BaseException | None) -> None:
+    def _rest(self) -> None:
+        """Go on a little later, in the progress thread: no thread is kept. At once when the peer departs, or
+        when nobody wants it any more."""
+        self._phase = Phase.RESTING
+        self._may_block = False
+        once = self._pause = Once()
+        dispatcher = self._dispatcher
+
+        def go_on() -> None:  # in whatever thread
+            if once.take():
+                dispatcher.later(lambda: self._resume_paused(None))
+
+        self._traffic.rest(rest_s(len(self._tries)), go_on)
+        if self._cancelled or self._peer.departed is not None:
+            go_on()
+
+    def _resume_paused(self, error: BaseException | None) -> None:
         self._phase = Phase.READY
-        self._connecting = None
+        self._pause = None
         if error is None:
             self.run()
             return
@@ -460,15 +488,22 @@ class Carry:
         if len(done):
             self._sink.settle(self._at(done), Status.COMPLETED, work.moved[done], name)
         moving = []
-        seconds = self._dispatcher.now() - self._began
+        now = self._dispatcher.now()
+        seconds = now - self._began
         abandoned = self._abandoned
         late = abandoned[1] if abandoned is not None and abandoned[0] is work else None
         verdicts = judge(work, late, self._options.retry_unfenced, self._deadline)
         self._note(name, verdicts)
-        more = self._left and len(self._tries) + 1 < self._dispatcher.max_tries
+        tries = len(self._tries) + 1
+        others = self._left or self._again
+        more = tries < self._dispatcher.max_tries and not self._cancelled
+        if not self._left and (
+            self._peer.departed is not None or now + rest_s(tries) >= self._deadline
+        ):
+            more = False  # the time of the rest that would follow is not left
         for verdict in verdicts:
             attempt = Try(name, self._explained(verdict.cause), seconds)
-            if verdict.movable and more and not self._cancelled:
+            if more and verdict.movable and (others or verdict.may_pass):
                 moving.append((verdict, attempt))
             else:
                 status = Status.CANCELED if self._cancelled else verdict.status
@@ -484,6 +519,8 @@ class Carry:
         rows = np.concatenate([verdict.rows for verdict, _ in moving])
         rows.sort()
         self._tries = (*self._tries, _together([attempt for _, attempt in moving]))
+        if any(verdict.may_pass for verdict, _ in moving):
+            self._again = (*self._again, name)
         self._rows = self._at(rows)
         self._dispatcher.stats.count_failover(self._sink.requests(self._rows))
         self._requests = subset(self._requests, rows)
@@ -550,15 +587,15 @@ class Carry:
         """End it as soon as may be: at once while it waits, best effort while a transport has it."""
         self._cancelled = True
         # The name after the ticket and the work: it does not change before they have ended.
-        work, ticket, connecting = self._work, self._ticket, self._connecting
+        work, ticket, pause = self._work, self._ticket, self._pause
         name = self._name
         turn, turns = self._turn, self._dispatcher.turns
         if ticket is not None and self._traffic.withdraw(name, ticket):
             ticket.go()  # `run` finds that it was cancelled
         elif turn is not None and turns is not None and turns.withdraw(turn):
             turn.go()
-        elif connecting is not None and connecting.take():
-            self._dispatcher.later(lambda: self._resume_connected(None))
+        elif pause is not None and pause.take():
+            self._dispatcher.later(lambda: self._resume_paused(None))
         elif work is not None and not work.finished:
             work.cancel(self._dispatcher.now())
             self._stop_attempt(work, name)

@@ -58,10 +58,23 @@ class Checked:
         self.remote = remote
         self._sums: Sums | None = None
         self._check_owners()
+        if len(parts) == 1:
+            self._check_permissions(parts[0][0].opcode, local, remote)
+            return
         for requests, _ in parts:
             here, there = set(requests.local_used), set(requests.remote_used)
-            columns.check_local(requests.opcode, [b for b in local if b.id in here])
-            _check_remote(requests.opcode, [b for b in remote if b.id in there])
+            self._check_permissions(
+                requests.opcode,
+                [b for b in local if b.id in here],
+                [b for b in remote if b.id in there],
+            )
+
+    @staticmethod
+    def _check_permissions(
+        opcode: Opcode, local: Sequence[Buffer], remote: Sequence[RemoteBuffer]
+    ) -> None:
+        columns.check_local(opcode, local)
+        _check_remote(opcode, remote)
 
     def _check_owners(self) -> None:
         for here in self.local:
@@ -79,7 +92,7 @@ class Checked:
                 )
 
     def __len__(self) -> int:
-        return sum(len(requests) for requests, _ in self.parts)
+        return sum([len(requests.local) for requests, _ in self.parts])
 
     def marks(self) -> list[Any]:
         """Mark every buffer as in use, or raise saying which one refuses."""
@@ -275,14 +288,14 @@ def check_many(
     ops = columns.opcodes(opcode, n)
     whole = Requests(
         ops if isinstance(ops, Opcode) else Opcode.READ,
-        columns.iovecs(here.addresses, sizes),
-        columns.iovecs(there.addresses, sizes),
+        columns.iovecs(here.addresses, sizes.column),
+        columns.iovecs(there.addresses, sizes.column),
         here.ids,
         there.ids,
-        tuple(b.id for b in here.used),
-        tuple(b.id for b in there.used),
+        here.used_ids,
+        there.used_ids,
         {b.id: b.generation for b in there.used},
-        columns.total_of(sizes, here.used),
+        columns.total_of(sizes),
         reused,
     )
     if isinstance(ops, Opcode):

@@ -7,9 +7,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tent_core.errors import OutcomeUnknown, PeerDeparted, UsageError
+from tent_core.errors import OutcomeUnknown, PeerDeparted, Unreachable, UsageError
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
+
+_REST_S = 1 / 128
+_DOUBLINGS = 7
+
+
+def rest_s(tries: int) -> float:
+    """Seconds to wait after so many attempts, when every candidate has had its turn, before any has another:
+    16 ms after the first, twice as long after each further one, up to 1 s."""
+    return _REST_S * 2.0 ** min(tries, _DOUBLINGS)
 
 
 class Verdict(NamedTuple):
@@ -21,6 +30,11 @@ class Verdict(NamedTuple):
     movable: bool
     status: Status
     blames_transport: bool
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same transport may carry them at another time: it has not said that it never can."""
+        return self.movable and not isinstance(self.cause, Unreachable)
 
 
 def judge(

@@ -368,19 +368,23 @@ class LivePeer:
     def _adopt(self, new: SegmentDescriptor) -> list[RemoteBuffer]:
         """Take `new` as the snapshot (lock held); answer the buffers that it takes away."""
         gone = []
-        for known in list(self._buffers.values()):
-            now = new.buffers.get(known.id)
+        for number, known in list(self._buffers.items()):
+            now = new.buffers.get(number)
+            if (
+                now is known.descriptor
+            ):  # nearly all: an update leaves alone what it does not mention
+                continue
             if (
                 now is None
                 or now.generation != known.generation
                 or now.state is not BufferState.LIVE
             ):
-                gone.append(self._buffers.pop(known.id))
-            elif now != known.descriptor:
+                gone.append(self._buffers.pop(number))
+            else:
                 known.descriptor = now
-        for descriptor in new.buffers.values():
-            if descriptor.state is BufferState.LIVE and descriptor.id not in self._buffers:
-                self._buffers[descriptor.id] = RemoteBuffer(self, descriptor)
+        for number, descriptor in new.buffers.items():
+            if number not in self._buffers and descriptor.state is BufferState.LIVE:
+                self._buffers[number] = RemoteBuffer(self, descriptor)
         self._segment = new
         self._replan()
         return gone
@@ -503,6 +507,7 @@ class LivePeer:
             self.endpoints.close_all(reason, self._endpoints_closed, for_good=True)
         elif before is not PeerState.RETIRING:  # a retirement under way ends by itself
             self._owner.gone(self)
+        self.traffic.departed()
 
     def _endpoints_closed(self) -> None:
         with self._lock:

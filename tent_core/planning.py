@@ -147,6 +147,8 @@ def by_trait(
     requests: Requests, local: Mapping[int, Trait], remote: Mapping[int, Trait]
 ) -> list[tuple[Requests, Rows, Trait, Trait]]:
     """Split requests by the traits of their buffers; almost always there is one part, which is not copied."""
+    if len(requests.local_used) == len(requests.remote_used) == 1:
+        return [(requests, None, local[requests.local_used[0]], remote[requests.remote_used[0]])]
     here = sorted({local[i] for i in requests.local_used})
     there = sorted({remote[i] for i in requests.remote_used})
     if len(here) == 1 and len(there) == 1:

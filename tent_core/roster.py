@@ -410,17 +410,26 @@ class Roster:
         )
 
     def _refreshed(self, peer: LivePeer, old: SegmentDescriptor, new: SegmentDescriptor) -> None:
-        before = {(b.id, b.generation) for b in old.buffers.values()}
-        after = {(b.id, b.generation) for b in new.buffers.values()}
-        self._fire(
-            "tent_segment_refreshed",
-            segment=new,
-            added=tuple(sorted(i for i, _ in after - before)),
-            removed=tuple(sorted(i for i, _ in before - after)),
-        )
+        hook = "tent_segment_refreshed"
+        if self._hooks.has(hook):
+            added, removed = _not_in(new, old), _not_in(old, new)
+            self._fire(hook, segment=new, added=added, removed=removed)
 
     def _fire(self, hook: str, **fields: Any) -> None:
         self._hooks.fire(hook, **self._fields, **fields)
+
+
+def _not_in(this: SegmentDescriptor, other: SegmentDescriptor) -> tuple[int, ...]:
+    """The ids of registrations that `this` has and `other` has not."""
+    known = other.buffers
+    return tuple(
+        sorted(
+            number
+            for number, buffer in this.buffers.items()
+            if (there := known.get(number)) is not buffer
+            and (there is None or there.generation != buffer.generation)
+        )
+    )
 
 
 def _idle_s(peer: LivePeer | None, session: SessionInfo | None) -> float | None:

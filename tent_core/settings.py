@@ -157,7 +157,7 @@ class FailoverSettings(Section):
     """What happens when a transport fails."""
 
     max_attempts: int = Field(3, ge=0)
-    """How often a request may move on to the next candidate; 0 turns it off."""
+    """How many attempts may follow the first one, by other candidates or the same again; 0 turns it off."""
     on_poll: bool = True
     """Whether `poll` may carry on what has failed, in its thread; else only the engine does."""
     failures: int = Field(3, ge=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tent_core.admission import Admission, Rules, Ticket
@@ -28,6 +28,7 @@ class Traffic:
         """Whether anybody has asked how long something takes: what nobody asks for is not measured."""
         self._armed: dict[str, float] = {}
         """When the alarm looks after a gate; there is one alarm for each, however many wait."""
+        self._resting: set[Callable[[], None]] = set()
 
     # ---------------------------------------------------------------- health
 
@@ -52,6 +53,26 @@ class Traffic:
         """Seconds that each paused transport has still to wait."""
         with self._lock:
             return self._health.paused(self._alarm.now())
+
+    # ---------------------------------------------------------------- rests
+
+    def rest(self, seconds: float, go: Callable[[], None]) -> None:
+        """Call `go` in so many seconds, or when the peer departs before: it may be called twice."""
+        with self._lock:
+            self._resting.add(go)
+        self._alarm.at(self._alarm.now() + seconds, partial(self._rested, go))
+
+    def _rested(self, go: Callable[[], None]) -> None:
+        with self._lock:
+            self._resting.discard(go)
+        go()
+
+    def departed(self) -> None:
+        """The peer has departed: nobody rests any longer."""
+        with self._lock:
+            resting, self._resting = self._resting, set()
+        for go in resting:
+            go()
 
     # ---------------------------------------------------------------- pace
 

@@ -133,9 +133,18 @@ def test_one_direction_given_as_a_column_is_one_direction() -> None:
 
 def test_lengths_whose_sum_would_wrap_are_refused() -> None:
     everything = Range(0, "everything", 4096, 2**64 - 8192)
-    half = np.full(2, 2**63, np.uint64)
-    with pytest.raises(RangeError, match=f"2 requests of {2**64} bytes together"):
-        columns.total_of(half, (everything,))
-    small = np.full(3, 5, np.uint64)
-    assert columns.total_of(small, (everything,)) == columns.total_of(small, (KV,)) == 15
-    assert columns.total_of(small[:0], ()) == 0
+    for half in (columns.lengths_of(2**63, 2), columns.lengths_of([2**63, 2**63], 2)):
+        assert len(columns.side(everything, [0, 0], half, None, "local").addresses) == 2
+        with pytest.raises(RangeError, match=f"2 requests of {2**64} bytes together"):
+            columns.total_of(half)
+    assert columns.total_of(columns.lengths_of([2**62, 1, 2**61], 3)) == 2**62 + 2**61 + 1
+    assert columns.total_of(columns.lengths_of(5, 3)) == 15
+    assert columns.total_of(columns.lengths_of(5, 0)) == 0
+
+
+@pytest.mark.parametrize("wrong", [True, 4096.0, 2**64, -1, "4096", None])
+def test_one_length_for_all_is_an_exact_unsigned_integer_as_well(wrong: object) -> None:
+    with pytest.raises(UsageError):
+        columns.lengths_of(wrong, 2)  # type: ignore[arg-type]
+    with pytest.raises(RangeError, match="request 0 has length 0"):
+        columns.lengths_of(0, 2)

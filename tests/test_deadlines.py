@@ -204,7 +204,7 @@ def test_one_that_its_deadline_ended_was_missed(world: World) -> None:
 
 
 def test_one_that_failed_or_was_cancelled_says_nothing_about_time(world: World) -> None:
-    world.mock.plan("fail", at=1)
+    world.mock.plan("fail", at=1, fenced=False)
     world.submit(timeout=NEVER_S).wait(NEVER_S, check=False)
     world.mock.plan("hang", at=1)
     batch = world.submit(timeout=NEVER_S)

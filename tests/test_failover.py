@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tent_core.errors import BufferRevoked, PeerDeparted, PermissionDenied, TransportError
-from tent_core.failover import judge
+from tent_core.errors import (
+    BufferRevoked,
+    PeerDeparted,
+    PermissionDenied,
+    TransportError,
+    Unreachable,
+)
+from tent_core.failover import judge, rest_s
 from tent_core.types import Opcode, Status
 from tent_core.work import Requests, Work
 
@@ -70,3 +76,18 @@ def test_what_was_cancelled_or_out_of_time_keeps_its_status(status: Status) -> N
     work.fail(TransportError("late"), status=status)
     (verdict,) = judge(work)
     assert (verdict.movable, verdict.status) == (False, status)
+
+
+def test_every_failure_may_pass_but_that_of_a_transport_that_never_can() -> None:
+    work = work_of(Opcode.WRITE)
+    work.fail(TransportError("the stream broke"), 0, 1)
+    work.refuse(TransportError("no room"), 1, 2)
+    work.refuse(Unreachable("another host"), 2, 3)
+    work.refuse(PermissionDenied("no"), 3, 4)
+    assert [verdict.may_pass for verdict in judge(work)] == [True, True, False, False]
+    assert [verdict.movable for verdict in judge(work)] == [True, True, True, False]
+
+
+def test_each_rest_is_twice_as_long_as_the_one_before_up_to_a_second() -> None:
+    assert [rest_s(tries) for tries in (1, 2, 3)] == [1 / 64, 1 / 32, 1 / 16]
+    assert rest_s(7) == rest_s(10_000) == 1.0

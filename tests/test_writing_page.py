@@ -11,11 +11,14 @@ import pytest
 from tent_core.testing.conformance import TransportConformance
 from tent_core.transport import Endpoint, Transport
 from tent_core.types import Capabilities
-from tent_core.work import Requests
+from tent_core.work import Requests, Work
 
 PAGE = (Path(__file__).parents[1] / "docs" / "writing-a-transport.md").read_text()
 NEVER_ASKED = {"bandwidth_estimate", "nic_load"}
 """Capabilities that the page says of that nothing asks for them."""
+
+KEPT = {"causes", "moved", "on_finished", "status", "surplus"}
+"""Parts of a work that are the core's: transports report by methods."""
 
 FROM_THERE = """
 install uninstall capabilities allocateSubBatch freeSubBatch submitTransferTasks getTransferStatus
@@ -42,6 +45,11 @@ def test_every_capability_is_on_the_page() -> None:
 def test_every_column_is_on_the_page() -> None:
     for name in Requests.__slots__:
         assert f".{name}`" in PAGE, name
+
+
+def test_every_part_of_a_work_that_a_transport_reads_is_on_the_page() -> None:
+    for name in Work.__slots__:
+        assert f"`work.{name}" in PAGE or name.startswith("_") or name in KEPT, name
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tent_core.bench import content
 from tent_core.bench.cases import SEED, Case, Memory, Work, works
 from tent_core.bench.target import Target
@@ -75,8 +77,8 @@ class Bench:
 
     def _measure(self, each: tuple[Work, ...]) -> Measurement:
         work = each[0]
-        calls = [self._call(w) for w in each]
-        self._check(work, calls[0], 1)
+        calls = [self.call(w) for w in each]
+        self.check(work, calls[0], 1)
         if len(calls) == 1:
             times = timed(calls[0], self.seconds)
             p50 = sorted(times)[len(times) // 2]
@@ -84,11 +86,11 @@ class Bench:
         else:
             p50, calls_per_second = timed_together(calls, self.seconds)
             rate = work.case.block * work.case.batch * calls_per_second
-        self._check(work, calls[0], 3)
+        self.check(work, calls[0], 3)
         transport = self._carrier(work)
         return Measurement(work.opcode, work.case, p50, rate, transport, self.memory, self.threads)
 
-    def _call(self, work: Work) -> Call:
+    def call(self, work: Work) -> Call:
         """A batch of one is prepared once and posted again; a larger one is new each time."""
         block = work.case.block
         if work.case.batch == 1:
@@ -100,7 +102,8 @@ class Bench:
         local, remote = self.local, self.remote
         return lambda: many(local, work.local, remote, work.remote, block)
 
-    def _check(self, work: Work, call: Call, key: int) -> None:
+    def check(self, work: Work, call: Call, key: int) -> None:
+        """Move other bytes by `call`, and look at both ends. Raises TransferFailed."""
         block = work.case.block
         if work.opcode is Opcode.WRITE:
             content.fill(self.local.array, work.local, block, key)
@@ -136,21 +139,29 @@ def timed(call: Call, seconds: float) -> list[float]:
 
 
 def timed_together(calls: list[Call], seconds: float) -> tuple[float, float]:
-    """The median seconds of a call, and calls per second of all threads, each with a call of its own."""
+    """The median seconds of a call, and calls per second of all threads, each with a call of its own.
+
+    All go on for `seconds`, and the rate is what was done from the first call to the last, so that a thread
+    that waits for another one counts as waiting.
+    """
     start = threading.Barrier(len(calls), timeout=60)
     found: list[list[float]] = [[] for _ in calls]
     errors: list[BaseException] = []
 
-    def work(index: int, call: Call) -> None:
+    def work(times: list[float], call: Call) -> None:
         try:
             start.wait()
-            found[index] = timed(call, seconds)
+            times.append(time.perf_counter())
+            stop = times[0] + seconds
+            while times[-1] < stop or len(times) <= LEAST_CALLS:
+                call()
+                times.append(time.perf_counter())
         except BaseException as error:
             errors.append(error)
 
     threads = [
-        threading.Thread(target=work, args=(i, call), name=f"tent-bench-{i}", daemon=True)
-        for i, call in enumerate(calls)
+        threading.Thread(target=work, args=each, name=f"tent-bench-{i}", daemon=True)
+        for i, each in enumerate(zip(found, calls, strict=True))
     ]
     for thread in threads:
         thread.start()
@@ -158,5 +169,6 @@ def timed_together(calls: list[Call], seconds: float) -> tuple[float, float]:
         thread.join()
     if errors:
         raise errors[0]
-    times = sorted(t for own in found for t in own)
-    return times[len(times) // 2], sum(len(own) / sum(own) for own in found)
+    spans = np.concatenate([np.diff(times) for times in found])
+    lasted = max(times[-1] for times in found) - min(times[0] for times in found)
+    return float(np.median(spans)), len(spans) / lasted

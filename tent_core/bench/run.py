@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,9 @@ class BenchOptions:
     buffer: str = BUFFER_NAME
 
 
-def bench(options: BenchOptions) -> Generator[Measurement, None, None]:
-    """Measure each case; this process is the initiator. Raises TentError.
-
-    Closing the generator ends the target and the engine.
-    """
+@contextmanager
+def ends(options: BenchOptions) -> Iterator[Bench]:
+    """Both ends of a measurement; this process is the initiator. Raises TentError."""
     from tent_core.engine import Engine
 
     if options.busy.initiator:
@@ -48,7 +46,7 @@ def bench(options: BenchOptions) -> Generator[Measurement, None, None]:
         local = make_buffer(engine, options.memory, 1)
         segment = stack.enter_context(engine.open_segment(peer))
         remote = segment.buffer(options.buffer)
-        yield from Bench(
+        yield Bench(
             segment=segment,
             local=local,
             remote=remote,
@@ -57,4 +55,13 @@ def bench(options: BenchOptions) -> Generator[Measurement, None, None]:
             span=min(SPAN, remote.length),
             seconds=options.seconds,
             threads=options.threads,
-        ).run(options.opcodes, options.cases)
+        )
+
+
+def bench(options: BenchOptions) -> Generator[Measurement, None, None]:
+    """Measure each case; this process is the initiator. Raises TentError.
+
+    Closing the generator ends the target and the engine.
+    """
+    with ends(options) as both:
+        yield from both.run(options.opcodes, options.cases)

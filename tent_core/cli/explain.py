@@ -116,8 +116,8 @@ class Rules:
     turns: tuple[int, int, int] | None
 
     def attempts(self, chosen: Selection) -> int:
-        """How many transports are tried at most."""
-        return min(self.most_attempts, len(chosen.candidates))
+        """How many attempts are made at most."""
+        return self.most_attempts if chosen.candidates else 0
 
     def as_json(self, chosen: Selection) -> dict[str, Any]:
         """As the command prints it."""

@@ -117,8 +117,8 @@ def command(
     \b
     With --json, stdout gets one document with the keys requests, blocks_sent, blocks_reused,
     pieces, bytes, seconds (of transfer), GBps, latency_ms (p50 and p99, of requests that sent
-    something), transports (bytes by name), verified, mismatches (pieces). --role decode prints
-    {"segment": ...} first, when it is ready.
+    something), transports (bytes by name), failovers (of pieces), verified, mismatches (pieces).
+    --role decode prints {"segment": ...} first, when it is ready.
     """
     from tent_core.replay.roles import PoolMemory, RoleOptions
 
@@ -332,6 +332,7 @@ def _show(report: Report, geometry: Geometry, name: str) -> None:
                 "latency",
                 f"p50 {report.latency_p50_ms:.2f} ms, p99 {report.latency_p99_ms:.2f} ms a request",
             ),
+            ("failovers", f"{report.failovers:,}"),
             ("verified", "yes" if report.verified else "no"),
             ("mismatches", f"{report.mismatches:,}"),
         ]

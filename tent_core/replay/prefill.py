@@ -69,9 +69,11 @@ class Prefill:
         smaller = min(pages, self._view.pages)
         check_requests(requests, self._geometry, smaller * self._geometry.page_bytes)
         tally = Tally()
+        before = self._engine.stats()["failovers"]
         for request in requests:
             self._replay(segment, target, pages, request, tally)
             progress(tally)
+        tally.failovers = self._engine.stats()["failovers"] - before
         send(segment, Message("bye"), self._timeout)
         return summarise(tally)
 

@@ -20,6 +20,7 @@ class Tally:
     pieces: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    failovers: int = 0
     pieces_checked: int = 0
     mismatches: int = 0
     first_mismatch: str = ""
@@ -34,8 +35,9 @@ class Report:
     `seconds` is the time in which blocks were being transferred, and nothing else: not the filling of pages,
     their verification, nor the talk between the two sides. `latency_ms` is, per request that sent something,
     the time from the start of its transfer until the receiver's engine has been notified. `transports` has
-    the bytes that each one carried. `mismatches` counts pieces; `verified` says that every piece that was
-    sent has been checked at the receiver, and none was wrong.
+    the bytes that each one carried; `failovers` counts the pieces of failed attempts that went on to another.
+    `mismatches` counts pieces; `verified` says that every piece that was sent has been checked at the
+    receiver, and none was wrong.
     """
 
     requests: int
@@ -47,6 +49,7 @@ class Report:
     latency_p50_ms: float
     latency_p99_ms: float
     transports: Mapping[str, int]
+    failovers: int
     verified: bool
     mismatches: int
     first_mismatch: str = ""
@@ -71,6 +74,7 @@ class Report:
                 "p99": round(self.latency_p99_ms, 3),
             },
             "transports": dict(self.transports),
+            "failovers": self.failovers,
             "verified": self.verified,
             "mismatches": self.mismatches,
         }
@@ -89,6 +93,7 @@ def summarise(tally: Tally) -> Report:
         latency_p50_ms=float(np.percentile(latencies, 50)),
         latency_p99_ms=float(np.percentile(latencies, 99)),
         transports=dict(sorted(tally.transports.items())),
+        failovers=tally.failovers,
         verified=tally.mismatches == 0 and tally.pieces_checked == tally.pieces,
         mismatches=tally.mismatches,
         first_mismatch=tally.first_mismatch,

@@ -268,6 +268,7 @@ class Submitted:
         """The work, once all of it is reported. AssertionError after `timeout` seconds."""
         if not self._ended.wait(timeout):
             raise AssertionError(
-                f"after {timeout:g} s these are still unreported: {np.flatnonzero(self.work.status == 1)}"
+                f"after {timeout:g} s these are still unreported: {np.flatnonzero(self.work.status == 1)}; "
+                "each has to be, by complete, fail or refuse, when the endpoint closes or at work.deadline"
             )
         return self.work

@@ -66,6 +66,7 @@ def test_nothing_of_the_template_is_left_in_what_is_written(run: Any, tmp_path: 
         text = str(file.relative_to(package)) + file.read_text()
         assert "newname" not in text.lower(), file
         assert "1999" not in text, file
+        assert f"1000 to {NUMBER}" not in text, file
 
 
 @pytest.mark.parametrize(

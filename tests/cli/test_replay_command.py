@@ -26,13 +26,14 @@ def test_a_trace_is_replayed_and_every_byte_is_right(
     document = json.loads(result.stdout)
     assert list(document) == [
         "requests", "blocks_sent", "blocks_reused", "pieces", "bytes", "seconds", "GBps",
-        "latency_ms", "transports", "verified", "mismatches",
+        "latency_ms", "transports", "failovers", "verified", "mismatches",
     ]  # fmt: skip
     assert document["requests"] == 6
     # Eight blocks fit. The ninth, of the last request, makes one go.
     assert (document["blocks_sent"], document["blocks_reused"]) == (9, 9)
     assert document["bytes"] == 9 * (128 << 10)
     assert document["transports"] == {transport: document["bytes"]}
+    assert document["failovers"] == 0
     assert document["verified"] is True
     assert document["mismatches"] == 0
 

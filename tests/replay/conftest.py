@@ -79,6 +79,10 @@ class FakeEngine:
     buffers: dict[str, FakeBuffer] = field(default_factory=dict)
     notes: queue.Queue[Notification] = field(default_factory=queue.Queue)
     deaf: bool = False
+    failovers: int = 0
+
+    def stats(self) -> dict[str, Any]:
+        return {"failovers": self.failovers}
 
     def allocate(self, size: int, *, name: str) -> FakeBuffer:
         self.buffers[name] = FakeBuffer(name, np.zeros(size, np.uint8))

@@ -67,6 +67,20 @@ def test_blocks_that_the_receiver_holds_are_not_sent_again(engines: Any) -> None
     assert received == Received(3, 3, 3, report.pieces, report.bytes, 0, "")
 
 
+def test_the_failovers_of_this_replay_are_counted(
+    engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, _ = engines
+    prefill.failovers = 7  # before it
+
+    def sent(here: Any, there: Any) -> None:
+        prefill.failovers += 2
+
+    monkeypatch.setattr(prefill, "sent", sent)
+    report, _ = replayed(engines, 8, request(1), request(2), request(1))
+    assert report.failovers == 4
+
+
 def test_a_block_that_made_room_is_sent_again_when_it_is_needed(engines: Any) -> None:
     report, _ = replayed(engines, 2, request(1, 2), request(3), request(2), request(1))
     # 3 evicts 1, and 1 then evicts 3.
@@ -185,7 +199,7 @@ def test_the_document_has_the_promised_keys(engines: Any) -> None:
     document = report.as_json()
     assert list(document) == [
         "requests", "blocks_sent", "blocks_reused", "pieces", "bytes", "seconds", "GBps",
-        "latency_ms", "transports", "verified", "mismatches",
+        "latency_ms", "transports", "failovers", "verified", "mismatches",
     ]  # fmt: skip
     assert list(document["latency_ms"]) == ["p50", "p99"]
     assert document["seconds"] > 0

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 import tent_core as tent
 import tent_mock
-from tent_core import dispatch
+from tent_core import carry, dispatch
 from tent_core.alarm import Alarm
 from tent_core.dispatch import Drive
 from tent_core.plugins import Registry
@@ -25,13 +26,20 @@ from tent_core.types import Priority, Status
 SIZE = 1 << 16
 NEVER_S = 30.0
 LOW = Priority.LOW
+ONE = {"policy": [{"name": "one", "transports": ["first"]}]}
 TURNS = {"scheduling": {"low": {"bytes": 1, "tasks": 1}, "promotion_timeout_s": 600}}
 
 
 class World:
     """Two engines with the mock transports `first` and `second`; on step time unless `real`."""
 
-    def __init__(self, config: dict[str, Any] | None = None, *, real: bool = False) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any] | None = None,
+        *,
+        real: bool = False,
+        partial_progress: bool = False,
+    ) -> None:
         drive: Drive | None = None
         self.alarm: StepAlarm
         self.queue: StepQueue
@@ -40,7 +48,13 @@ class World:
         clock = None if real else self.alarm
         self.registry = Registry.of(
             *(
-                tent_mock.declare(name, number, clock=clock, cancellation=True)
+                tent_mock.declare(
+                    name,
+                    number,
+                    clock=clock,
+                    cancellation=True,
+                    partial_progress=partial_progress,
+                )
                 for name, number in (("first", 1001), ("second", 1002))
             )
         )
@@ -74,14 +88,22 @@ class World:
         self.queue.run()
         return batch.done
 
+    def run_for(self, seconds: float) -> None:
+        """Let time pass in small steps, and push on what there is after each."""
+        for _ in range(int(seconds * 128)):
+            self.queue.run()
+            self.alarm.advance(1 / 128)
+        self.queue.run()
+
     def under_way(self, name: str = "first") -> tuple[int, int]:
         gate = self.segment.peer.traffic._gates[name]
         return gate.tasks, gate.waiting
 
     def close(self) -> None:
         for name in ("first", "second"):
-            self.mock(name).clear()
-            self.mock(name).release()
+            with suppress(LookupError):  # the engine may be closed
+                self.mock(name).clear()
+                self.mock(name).release()
         self.here.close()
         self.there.close()
 
@@ -93,8 +115,8 @@ Make = Callable[..., World]
 def make() -> Iterator[Make]:
     worlds: list[World] = []
 
-    def made(config: dict[str, Any] | None = None, *, real: bool = False) -> World:
-        worlds.append(World(config, real=real))
+    def made(config: dict[str, Any] | None = None, **options: bool) -> World:
+        worlds.append(World(config, **options))
         return worlds[-1]
 
     yield made
@@ -231,6 +253,155 @@ def test_one_who_gives_up_on_a_connection_does_not_take_it_from_others(make: Mak
     assert patient.wait(NEVER_S).transports() == {"first": 256}
 
 
+# -------------------------------------------------------------------- another turn
+
+
+def tried(batch: tent.Batch) -> list[str]:
+    (failed,) = batch.failures
+    return [one.transport for one in failed.tries]
+
+
+def test_what_stalls_after_the_other_transport_has_refused_is_carried_by_that_one(
+    make: Make,
+) -> None:
+    world = make(partial_progress=True)
+    world.connect()
+    world.mock("first").plan("refuse", at=1)
+    world.mock("second").plan("hang", at=1)
+    batch = world.submit(stall=0.5)
+    world.run_for(1.0)
+    assert batch.transports() == {"first": 256}
+    assert world.here.stats()["failovers"] == 2
+
+
+def test_what_the_only_transport_drops_is_offered_to_it_again_a_little_later(make: Make) -> None:
+    world = make(ONE)
+    world.connect()
+    world.mock().plan("fail", at=1)
+    batch = world.submit()
+    world.queue.run()
+    assert not batch.done
+    world.alarm.advance(1 / 64)
+    assert world.pushed(batch)
+    assert batch.transports() == {"first": 256}
+
+
+def test_a_blocking_call_survives_failures_of_its_only_transport(make: Make) -> None:
+    world = make(ONE, real=True)
+    world.mock().plan("fail", times=3)
+    world.segment.write(world.source[:256], world.remote[:256], timeout=NEVER_S)
+    assert world.mock().count("request") == 4
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_there_are_no_more_attempts_than_the_settings_allow_and_each_is_listed(
+    make: Make, most: int
+) -> None:
+    world = make({"failover": {"max_attempts": most}})
+    world.connect()
+    world.mock("first").plan("fail")
+    world.mock("second").plan("refuse")
+    batch = world.submit()
+    world.run_for(4.0)
+    assert ended(batch) is Status.FAILED
+    assert len(tried(batch)) == 1 + most
+    assert world.mock("first").count("request") + world.mock("second").count("request") == 1 + most
+
+
+def test_of_those_that_have_another_turn_the_failing_ones_go_last(make: Make) -> None:
+    world = make({"failover": {"failures": 1, "pause_s": 600}})
+    world.connect()
+    world.mock("first").plan("fail")
+    first, second = world.submit(), world.submit()
+    world.run_for(1.0)
+    assert [b.transports() for b in (first, second)] == [{"second": 256}] * 2
+    world.mock("second").plan("refuse")
+    batch = world.submit()
+    world.run_for(1.0)
+    assert tried(batch) == ["second", "first", "first", "second"]
+
+
+def test_a_transport_that_can_never_reach_the_peer_has_no_other_turn(make: Make) -> None:
+    world = make()
+    world.segment.peer.endpoint("first")
+    world.mock("first").plan("fail", times=2)
+    world.mock("second").plan("unreachable", on="connect")
+    batch = world.submit()
+    wait_until(lambda: world.segment.peer.unreachable)
+    wait_until(lambda: (world.alarm.advance(1 / 128), world.pushed(batch))[1])
+    assert batch.transports() == {"first": 256}
+    assert world.mock("second").count("connect") == 1
+
+
+def test_a_task_that_no_transport_can_ever_carry_fails_without_a_rest(make: Make) -> None:
+    world = make()
+    for name in ("first", "second"):
+        world.mock(name).plan("unreachable", on="connect")
+    batch = world.submit()
+    wait_until(lambda: world.pushed(batch))
+    assert ended(batch) is Status.FAILED
+    assert tried(batch) == ["first", "second"]
+
+
+def test_what_has_no_time_for_a_rest_fails_at_once_with_its_causes(make: Make) -> None:
+    world = make(ONE)
+    world.connect()
+    world.mock().plan("fail")
+    batch = world.submit(timeout=1 / 64)
+    assert world.pushed(batch)
+    assert ended(batch) is Status.FAILED
+    assert tried(batch) == ["first"]
+
+
+def test_a_write_of_unknown_outcome_has_no_other_turn(make: Make) -> None:
+    world = make(ONE)
+    world.connect()
+    world.mock().plan("fail", fenced=False, at=1)
+    batch = world.submit()
+    assert world.pushed(batch)
+    assert "outcome unknown" in batch.explain_failures()
+
+
+def _rests(world: World) -> tent.Batch:
+    world.connect()
+    world.mock().plan("fail")
+    batch = world.submit()
+    world.queue.run()
+    assert not batch.done
+    return batch
+
+
+def test_what_rests_is_cancelled_at_once(make: Make) -> None:
+    world = make(ONE)
+    batch = _rests(world)
+    batch.cancel()
+    assert world.pushed(batch)
+    assert ended(batch) is Status.CANCELED
+    world.run_for(0.1)
+    assert world.source.inflight.count == 0
+    assert world.mock().count("request") == 1
+
+
+def test_a_peer_that_departs_ends_what_rests_at_once(make: Make) -> None:
+    world = make(ONE)
+    batch = _rests(world)
+    world.segment.peer.depart("scripted")
+    assert world.pushed(batch)
+    assert ended(batch) is Status.FAILED
+    assert "scripted" in batch.explain_failures()
+    world.run_for(0.1)
+
+
+def test_an_engine_that_closes_ends_what_rests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carry, "rest_s", lambda tries: NEVER_S)
+    world = make(ONE, real=True)
+    world.connect()
+    world.mock().plan("fail")
+    batch = world.submit(timeout=2 * NEVER_S)
+    world.here.close()
+    assert ended(batch) is Status.FAILED
+
+
 # -------------------------------------------------------------------- waking
 
 
@@ -320,10 +491,10 @@ def test_the_error_of_a_task_that_no_transport_could_carry_lists_every_attempt(m
     world.mock("first").plan("fail")
     world.mock("second").plan("refuse")
     batch = world.submit()
-    world.queue.run()
+    world.run_for(1.0)
     assert ended(batch) is Status.FAILED
     (failed,) = batch.failures
-    assert [t.transport for t in failed.tries] == ["first", "second"]
+    assert [t.transport for t in failed.tries] == ["first", "second"] * 2
     text = batch.explain_failures()
     assert "first after 0.000 s: transport first was told to fail" in text
     assert "second after 0.000 s: transport second was told to refuse" in text
@@ -336,7 +507,7 @@ def test_requests_that_failed_for_different_reasons_are_told_all_of_them(make: M
     world.mock("first").plan("refuse")
     world.mock("second").plan("refuse")
     batch = world.segment.submit("write", world.source, [0, 1024], world.remote, [4096, 0], 256)
-    world.queue.run()
+    world.run_for(1.0)
     assert ended(batch) is Status.FAILED
     assert "told to fail" in batch.explain_failures()
     assert "told to refuse" in batch.explain_failures()

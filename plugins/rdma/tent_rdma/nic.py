@@ -60,7 +60,8 @@ class Nic:
         self._polling = threading.Lock()
         self._lock = threading.Lock()
         self._lanes: dict[int, Lane] = {}
-        self._starved: set[Waiter] = set()
+        self._starved: dict[Waiter, None] = {}
+        """Those that wait for credits, in order."""
         self._armed = False
         self._deaf = False
         self.dead = False
@@ -113,16 +114,17 @@ class Nic:
             taken = min(count, self._credits)
             self._credits -= taken
             if not taken and waiter is not None:
-                self._starved.add(waiter)
+                self._starved[waiter] = None
             return taken
 
     def give_credits(self, count: int) -> None:
-        """What was taken has completed, or was not needed; those that found none look again."""
+        """What was taken has completed, or was not needed; those that found none look again, in turn."""
         if count:
             with self._lock:
                 self._credits += count
-                starved, self._starved = self._starved, set()
-            for waiter in starved:
+                starved, self._starved = list(self._starved), {}
+            # Whoever looked first before looks last: it may have taken all, and left none to the others.
+            for waiter in starved[1:] + starved[:1]:
                 waiter.resume()
 
     def take_marker(self) -> bool:

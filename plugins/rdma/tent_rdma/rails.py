@@ -98,6 +98,7 @@ class _Rail:
         "penalty",
         "probation",
         "seconds",
+        "tried",
         "used",
     )
 
@@ -119,6 +120,8 @@ class _Rail:
         self.paused_until = -math.inf
         self.probation = False
         """Paused, or not yet healthy after a pause."""
+        self.tried = False
+        """Whether anything was posted on probation."""
         self.cooldown = 0.0
         """Of the last pause, eased since; 0 if there was none."""
         self.eased = 0.0
@@ -183,6 +186,7 @@ class Rails:
         if one.in_flight == 0:
             one.began = now
         one.in_flight += length
+        one.tried = one.probation and now >= one.paused_until
 
     def completed(self, rail: int, length: int, now: float) -> None:
         """`length` bytes that were posted on `rail` have arrived."""
@@ -200,8 +204,8 @@ class Rails:
         one.seconds += elapsed
         if one.probation:
             # What was posted before the pause ends it, but does not vouch for what comes.
-            one.probation = now < one.paused_until
-            one.paused_until = now
+            one.probation = not one.tried
+            one.paused_until = min(one.paused_until, now)
             one.eased = now
         elif one.cooldown and now - one.eased >= self._settings.error_window:
             one.cooldown = one.cooldown / 2 if one.cooldown > self._settings.cooldown else 0.0
@@ -232,7 +236,7 @@ class Rails:
         longer = one.cooldown * 2 or settings.cooldown
         one.cooldown = min(longer, settings.longest_cooldown)
         one.paused_until = now + one.cooldown
-        one.probation = True
+        one.probation, one.tried = True, False
         return True
 
     def down(self, rail: int) -> None:

@@ -23,14 +23,15 @@ class DeviceSettings(BaseModel):
 class PoolSettings(BaseModel):
     """A named pool of queue pairs, of its own for each peer, and how its packets are marked.
 
-    - `queue_pairs`: data queue pairs per connection.
+    - `queue_pairs`: data queue pairs per connection. A device works on one of them with one engine (soft-RoCE:
+      on one processor) at a time, so one alone cannot use all of it.
     - `service_level`: 0 to 15, the priority on InfiniBand and on Ethernet by its mapping.
     - `traffic_class`: 0 to 255, on RoCE v2 the byte of DSCP and ECN.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    queue_pairs: Annotated[int, Field(ge=1, le=64)] = 1
+    queue_pairs: Annotated[int, Field(ge=1, le=64)] = 2
     service_level: Annotated[int, Field(ge=0, le=15)] = 0
     traffic_class: Annotated[int, Field(ge=0, le=255)] = 0
 
@@ -47,7 +48,8 @@ class Settings(BaseModel):
     - `max_connections`: per NIC, the most that are kept; those that this side began make room, the ones that
       were not used since they were looked at first.
     - `send_depth`: work requests outstanding on one queue pair.
-    - `group`: the most work requests that are posted, and complete, together.
+    - `group`: the most work requests that are posted, and complete, together; of long ones, more than 1 MiB
+      together, a quarter at least.
     - `slice`: a larger request is cut into work requests of this size, `largest_slice` at the most for very
       long ones, so that all rails take part.
     - `rail_choice`: `predicted` weighs what is under way against the measured bandwidth of each rail.

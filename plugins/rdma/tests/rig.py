@@ -24,10 +24,15 @@ from tent_core.work import Work
 from tent_mock.verbs import FakeVerbs
 from tent_rdma import plugin
 from tent_rdma.endpoint import RdmaEndpoint
+from tent_rdma.settings import PoolSettings
 from tent_rdma.transport import RdmaTransport
 from tent_rdma.wire import asked
 
 KIB, MIB = 1 << 10, 1 << 20
+QUEUE_PAIRS = PoolSettings().queue_pairs
+"""That a connection has at either end, where a test does not say."""
+ONE_QUEUE_PAIR: dict[str, Any] = {"pools": {"default": {"queue_pairs": 1}}}
+"""Settings of both sides, where what happens on one is meant."""
 _seeds = itertools.count(1)
 
 

@@ -12,6 +12,7 @@ import pytest
 from rig import (
     KIB,
     MIB,
+    QUEUE_PAIRS,
     Rig,
     completed,
     connected,
@@ -191,7 +192,7 @@ def test_states_only_grow_and_nothing_happens_twice() -> None:
         assert connection.destroy(0)
         assert connection.take_back() == []
         assert [*states, connection.state] == [State.READY, State.DESTROYING, State.DESTROYED]
-        assert rig.verbs.counts.closed["queue_pair"] == 1
+        assert rig.verbs.counts.closed["queue_pair"] == QUEUE_PAIRS
         assert rig.verbs.counts.closed_again["queue_pair"] == 0
 
 
@@ -431,7 +432,7 @@ def test_closing_while_connecting_destroys_what_was_made() -> None:
         rig.wire.intercept = intercept
         submitted = submit()
         assert asked.wait(30)
-        assert live(rig.verbs).get("queue_pair") == 1
+        assert live(rig.verbs).get("queue_pair") == QUEUE_PAIRS
         rig.endpoint.close("enough")
         ended(submitted)
         assert "queue_pair" not in live(rig.verbs)
@@ -495,7 +496,7 @@ def test_a_verb_that_hangs_does_not_hold_up_closing(opcode: Opcode) -> None:
         assert submitted.work.finished
         assert ended(submitted).unfenced
         gate.open()
-        wait_until(lambda: rig.verbs.counts.alive("queue_pair") == 2)
+        wait_until(lambda: rig.verbs.counts.alive("queue_pair") == 2 * QUEUE_PAIRS)  # the peer's
         wait_until(lambda: rig.a.transport.holdings()["connections"] == 0)
 
 

@@ -14,7 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import KIB, MIB, Rig, completed, connected, ended, fabric, link, side, transport
+from rig import (
+    KIB,
+    MIB,
+    ONE_QUEUE_PAIR,
+    QUEUE_PAIRS,
+    Rig,
+    completed,
+    connected,
+    ended,
+    fabric,
+    link,
+    side,
+    transport,
+)
 
 from tent_core.descriptor import Attribute, BufferDescriptor
 from tent_core.errors import TransportError
@@ -70,7 +83,7 @@ def test_more_work_than_the_send_queue_holds_goes_as_there_is_room() -> None:
         there, theirs = rig.buffer(rig.b, MIB)
         rig.verbs.hold()
         submitted = rig.submit(WRITE, *((here, i * KIB, there, i * KIB, KIB) for i in range(1024)))
-        wait_until(lambda: rig.verbs.counts.posted == 16)
+        wait_until(lambda: rig.verbs.counts.posted == 16 * QUEUE_PAIRS)
         rig.verbs.release()
         completed(submitted)
         assert (ours == theirs).all()
@@ -84,6 +97,18 @@ def test_a_run_is_one_post_with_one_signalled_request() -> None:
         counts = rig.verbs.counts
         assert counts.posted == 1000
         assert counts.posts == counts.signalled == -(-1000 // 32)
+
+
+@pytest.mark.parametrize(("size", "together"), [(32 * KIB, 32), (64 * KIB, 16), (256 * KIB, 8)])
+def test_a_run_is_a_mebibyte_but_no_less_than_a_quarter_of_a_group(
+    size: int, together: int
+) -> None:
+    with connected(fabric(nics=1), group=32, slice=256 * KIB) as rig:
+        here, ours = rig.buffer(rig.a, 64 * size)
+        there, theirs = rig.buffer(rig.b, 64 * size)
+        completed(rig.submit(WRITE, *((here, i * size, there, i * size, size) for i in range(64))))
+        assert rig.verbs.counts.posts == 64 // together
+        assert (ours == theirs).all()
 
 
 def test_many_threads_submit_at_once() -> None:
@@ -200,7 +225,7 @@ def test_a_pool_has_connections_of_its_own_with_its_marks() -> None:
             (qp.route.service_level, qp.route.traffic_class)
             for qp in rig.verbs.nics["fake0"].queue_pairs.values()
         )
-        assert marks == {(0, 0): 2, (5, 96): 6}  # both ends
+        assert marks == {(0, 0): 2 * QUEUE_PAIRS, (5, 96): 6}  # both ends
 
 
 def test_an_unknown_pool_is_refused_with_those_that_there_are() -> None:
@@ -366,7 +391,7 @@ def test_a_peer_with_fewer_nics_is_reached_over_what_it_has() -> None:
 
 
 def test_work_that_waits_past_its_deadline_ends_as_timed_out() -> None:
-    with connected(fabric(nics=1), send_depth=16, group=16) as rig:
+    with connected(fabric(nics=1), send_depth=16, group=16, **ONE_QUEUE_PAIR) as rig:
         here, _ = rig.buffer(rig.a, 64 * KIB)
         there, _ = rig.buffer(rig.b, 64 * KIB)
         rig.work_through()

@@ -53,6 +53,28 @@ def readable(nic: Nic) -> bool:
     return bool(select.select([nic.channel], [], [], 0)[0])
 
 
+class Hungry:
+    """Takes all the room that it finds, and counts it."""
+
+    def __init__(self, nic: Nic) -> None:
+        self._nic = nic
+        self.taken = 0
+
+    def resume(self) -> None:
+        while self._nic.take_credits(1, self):
+            self.taken += 1
+
+
+def test_those_that_wait_for_room_get_it_in_turn(nic: Nic) -> None:
+    waiters = [Hungry(nic) for _ in range(3)]
+    for waiter in waiters:
+        waiter.resume()  # the first takes all there is
+    before = waiters[0].taken
+    for _ in range(6):
+        nic.give_credits(1)
+    assert [waiters[0].taken - before, waiters[1].taken, waiters[2].taken] == [2, 2, 2]
+
+
 def test_an_armed_nic_wakes_once_and_again_when_it_was_armed_again(nic: Nic, complete: Any) -> None:
     complete()
     assert not readable(nic)

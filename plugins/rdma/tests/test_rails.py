@@ -199,6 +199,18 @@ def test_a_success_in_the_pause_ends_it_with_a_probation() -> None:
     assert some.returns_at(3.0) == 23.0
 
 
+def test_all_that_was_posted_before_the_pause_does_not_make_it_healthy() -> None:
+    some = rails(1, cooldown="10s")
+    for _ in range(3):
+        some.posted(0, 1, 0.0)
+    pause(some, 0, 1.0)
+    for now in (2.0, 3.0, 14.0):
+        some.completed(0, 1, now)
+        assert condition(some, 0, now) is Condition.PROBATION
+    carry(some, 0, 1, 15.0, 0.1)
+    assert condition(some, 0, 15.1) is Condition.HEALTHY
+
+
 def test_failures_in_the_pause_are_those_of_what_was_under_way_and_do_not_prolong_it() -> None:
     some = rails(1, cooldown="1s")
     pause(some, 0, 0.0)

@@ -27,7 +27,7 @@ def test_the_settings_that_it_shows_are_accepted() -> None:
     own: dict[str, Any] = yaml.safe_load(shown)["transports"]["rdma"]
     own.pop("enable")
     settings = Settings.model_validate(own)
-    assert settings.pools["foreground"].queue_pairs == 2
+    assert settings.pools["foreground"].queue_pairs == 4
 
 
 def test_the_scripts_that_it_names_can_be_run() -> None:

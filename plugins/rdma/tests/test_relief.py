@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from rig import fabric, topology
+from rig import QUEUE_PAIRS, fabric, topology
 
 import tent_core as tent
 import tent_core.topology
@@ -84,7 +84,7 @@ def test_a_device_that_has_no_queue_pair_left_gets_one_of_an_idle_peer(
     first, second, full = engine(), engine(), engine()
     write(first, full)
     is_idle(first, full)
-    verbs.faults.max_queue_pairs = 3  # one more at the newcomer, none here
+    verbs.faults.max_queue_pairs = 3 * QUEUE_PAIRS  # those of the newcomer, none here
     write(second, full)
     verbs.faults.max_queue_pairs = None
 

@@ -1,8 +1,9 @@
-"""Peers depart while they are used: in order, or killed."""
+"""Peers depart while they are used: in order, killed, or for a while."""
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import ClassVar
 
 import tent_core as tent
@@ -11,6 +12,10 @@ from tent_core.testing.conformance.verdicts import must_fail
 from tent_core.testing.peers import PeerProcess
 from tent_core.testing.waiting import wait_until
 from tent_core.types import Opcode
+
+DEADLINE_S, LATE_S = 1.0, 9.0
+"""Of a transfer to a peer that is stopped, and how late it may end: before the engine counts the peer as
+departed (about 12 s) and closes the endpoint, which ends it anyhow."""
 
 
 class Departures(Base):
@@ -56,6 +61,27 @@ class Departures(Base):
             assert isinstance(failure[0], tent.TentError)
             assert elsewhere.segment_name in str(failure[0])
             _let_go(here, elsewhere.segment_name, self.lets_go_s)
+
+    def test_a_transfer_to_a_peer_that_is_stopped_ends_about_its_deadline(
+        self, elsewhere: PeerProcess
+    ) -> None:
+        with self.engine() as here, here.open_segment(elsewhere.segment_name) as segment:
+            source, pool = here.allocate(MIB), segment.buffer("pool")
+            segment.write(source, pool)
+            elsewhere.stop()
+            try:
+                batch = segment.submit(
+                    Opcode.WRITE, source, [0], pool, [0], [MIB], timeout=DEADLINE_S
+                )
+                began = time.monotonic()
+                batch.wait(40, check=False)
+                late = time.monotonic() - began - DEADLINE_S
+            finally:
+                elsewhere.resume()
+            assert late < LATE_S, (
+                f"{self.transport} reported a request {late:.1f} s after its deadline, "
+                "and has to give up by itself at work.deadline"
+            )
 
     def test_an_engine_of_the_same_name_is_another_peer(self, ends: Ends) -> None:
         source = ends.buffer(ends.here, ends.bytes(KIB))

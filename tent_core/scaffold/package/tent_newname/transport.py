@@ -9,13 +9,14 @@ import asyncio
 import ctypes
 import socket
 import threading
+import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from tent_core.descriptor import PeerKey
 from tent_core.errors import TransportError, TransportUnavailable, Unreachable
 from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, TransportContext
-from tent_core.types import Opcode
+from tent_core.types import Opcode, Status
 from tent_core.work import Requests, Work
 
 from .owner import Owner
@@ -161,11 +162,10 @@ class NewnameEndpoint(Endpoint):
 
     async def _carry(self, work: Work) -> None:
         """Report each request of the work once, whatever happens."""
-        done, begun = (
-            [0],
-            False,
-        )  # how many requests have been reported; whether bytes may be on their way
+        done = [0]  # how many requests have been reported
+        begun = False  # whether bytes may be on their way
         cause: Exception = TransportError(f"the endpoint for {self._peer.key} was closed")
+        status = Status.FAILED
         try:
             async with asyncio.timeout_at(work.deadline), self._turn:
                 if self._stream is None:
@@ -185,12 +185,14 @@ class NewnameEndpoint(Endpoint):
             pass
         except TimeoutError:
             cause = TransportError(f"{self._peer.key} did not answer in time")
+            if time.monotonic() >= work.deadline:
+                status = Status.TIMEOUT
         except (OSError, EOFError) as error:
             cause = TransportError(f"the stream to {self._peer.key} broke: {error}")
             self._peer.suspect(cause)
         # Of a WRITE the owner may still be reading what has been sent: such bytes are not fenced.
         fenced = not begun or work.requests.opcode is Opcode.READ
-        work.fail(cause, done[0], fenced=fenced)
+        work.fail(cause, done[0], fenced=fenced, status=status)
 
     async def _send(self, requests: Requests, stream: Stream) -> None:
         for frames in _frames(requests):
