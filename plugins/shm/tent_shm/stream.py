@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tent_core.types import Opcode
 from tent_core.work import Iovecs
-from tent_shm import large, syscalls
+from tent_shm import gather, large, syscalls
 
 Ends = NDArray[np.uint64]
 """Shape (n,): where each request ends in the stream; the running sum of the lengths."""
@@ -48,7 +48,8 @@ class Stream:
     """Requests that move in the same way. `local` and `remote` are not changed; `rows` are their indexes.
 
     `pid` is the process (or thread) whose memory `remote` is in: this one's own where it is mapped here.
-    `direct` says that both sides are mapped here and memmove shall move each block.
+    `steady` says that both sides are mapped here and can be touched without a fault, `direct` that memmove
+    shall move each block.
     """
 
     opcode: Opcode
@@ -58,6 +59,7 @@ class Stream:
     rows: NDArray[np.intp] | None
     pid: int
     direct: bool
+    steady: bool = False
 
     @cached_property
     def ends(self) -> Ends:
@@ -76,6 +78,15 @@ class Stream:
         # The arrays stay alive with `self`, which whoever calls this keeps.
         vectors = (local.ctypes.data, n, remote.ctypes.data, n)
         return Whole(partial(call, self.pid, *vectors, 0), self.total)
+
+    def gathered(self) -> Whole | None:
+        """The call that moves everything by way of numpy, or None if there is none or it would be slower."""
+        if not self.steady or self.direct:
+            return None
+        write = self.opcode is Opcode.WRITE
+        target, source = (self.remote, self.local) if write else (self.local, self.remote)
+        call = gather.arranged(target, source, self.total)
+        return None if call is None else Whole(call, None)
 
     def step(self, start: int, stop: int) -> int:
         """Move the first bytes of [start, stop), as many as one call can; how many. The GIL is released.
