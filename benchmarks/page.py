@@ -49,6 +49,9 @@ def speed(result: Result, figures: list[Figure], others: dict[str, list[Figure]]
     for state in result.states():
         title = "Nothing else runs" if state == IDLE else f"Beside a busy thread: {state}"
         parts += [f"## {title}", tables.ratios(result, state), tables.over_limits(result, state)]
+    if len(result.states()) > 1:
+        parts.append("## Idle and busy side by side")
+        parts += [tables.beside_idle(result, column) for column in floors.COLUMNS]
     parts += [GROWTH.strip(), "## What is below its floor", tables.missed(figures)]
     if others:
         parts.append("## Figures of the other benchmarks")

@@ -109,6 +109,23 @@ def over_limits(result: Result, state: str) -> str:
     return table(head, rows)
 
 
+def beside_idle(result: Result, column: Column) -> str:
+    """Each state beside the others: the faster peer's time / TENT's in that state, and TENT's time in us."""
+    head = [f"{column.title}: faster peer / TENT (us)", *result.states()]
+    rows = []
+    for case in result.cases():
+        rows.append([f"{case.op} {case.what}"])
+        for state in result.states():
+            own = result.spread(column.tent, case, state)
+            others = [peer(result, name, case, state) for name in column.peers]
+            times = [other.median for other in others if other is not None]
+            if own is None or not times:
+                rows[-1].append("")
+            else:
+                rows[-1].append(f"{min(times) / own.median:.2f} ({_us(own.median)})")
+    return table(head, rows)
+
+
 def kinds(result: Result) -> Iterator[str]:
     """What is to be said of peers whose processes come in two kinds."""
     for state in result.states():
@@ -134,6 +151,8 @@ def document(result: Result, figures: list[Figure]) -> Iterator[str]:
     for state in result.states():
         yield ratios(result, state)
         yield over_limits(result, state)
+    if len(result.states()) > 1:
+        yield from (beside_idle(result, column) for column in COLUMNS)
     yield missed(figures)
     for state in result.states():
         for column in COLUMNS:

@@ -102,6 +102,8 @@ def test_a_busy_target_has_rules_of_its_own(modules: dict[str, ModuleType]) -> N
     assert not by[f"{where}, faster peer"].met
     assert by[f"{where}, when idle"].found == pytest.approx(2.6)
     assert not by[f"{where}, when idle"].met
+    printed = "\n".join(modules["tables"].document(found, list(by.values())))
+    assert "0.96 (2,600)" in printed
     small = result(
         modules,
         {"tent tcp allocated, target": [120], "mooncake, target": [36]},
