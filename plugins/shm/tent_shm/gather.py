@@ -65,8 +65,10 @@ def arranged(target: Iovecs, source: Iovecs, total: int) -> Callable[[], None] |
     Addresses that are not mapped end the process, as with memmove.
     """
     n = len(source)
-    block = int(source[0, 1])
-    if n < LEAST or total > MOST_BYTES or total != n * block or (source[:, 1] != block).any():
+    if n < LEAST or total > MOST_BYTES:
+        return None
+    block = int(source[:, 1].max())
+    if total != n * block:  # the others are not as long as the longest
         return None
     to, from_ = _side(target), _side(source)
     if max(to.span, from_.span) > _SPAN:
