@@ -142,7 +142,7 @@ def test_a_buffer_stays_mapped_until_the_bound_copy_has_returned(
     with pair(owners.allocated_and_registered) as made:
         monkeypatch.setattr(bound, "_arranged", slow)
         carry_out = bound_write(made, 0)
-        answers: list[bool] = []
+        answers: list[object] = []
         thread = threading.Thread(target=lambda: answers.append(carry_out()), daemon=True)
         thread.start()
         assert copying.wait(TIMEOUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from shm_harness import Array, noise
 
 from tent_core.work import Iovecs
@@ -12,7 +13,7 @@ from tent_shm import gather
 MIB = 1 << 20
 
 
-def iovecs(array: Array, offsets: Array, lengths: int | list[int]) -> Iovecs:
+def iovecs(array: Array, offsets: NDArray[np.intp], lengths: int | list[int]) -> Iovecs:
     made = np.empty((len(offsets), 2), np.uint64)
     made[:, 0] = array.ctypes.data + offsets
     made[:, 1] = lengths
