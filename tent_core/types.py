@@ -52,6 +52,8 @@ class Status(enum.IntEnum):
 class Priority(enum.IntEnum):
     """Order in which queued work is served."""
 
+    __hash__ = int.__hash__  # an enum's own is a function in Python, and these are in keys
+
     HIGH = 0
     MEDIUM = 1
     LOW = 2
@@ -59,6 +61,8 @@ class Priority(enum.IntEnum):
 
 class Intent(enum.IntEnum):
     """What a transfer is for; a policy entry may match on it."""
+
+    __hash__ = int.__hash__  # an enum's own is a function in Python, and these are in keys
 
     UNSPEC = 0
     FOREGROUND_GET = 1

@@ -62,6 +62,14 @@ def test_the_tables_for_those_who_port_are_whole(name: str) -> None:
 
 
 def test_the_knobs_of_the_suite_are_those_that_the_page_names() -> None:
-    for name in ("settings", "largest", "settles_s", "lets_go_s", "one_machine", "registry"):
+    for name in (
+        "settings",
+        "largest",
+        "settles_s",
+        "lets_go_s",
+        "carries_within_s",
+        "one_machine",
+        "registry",
+    ):
         assert hasattr(TransportConformance, name)
         assert f"`{name}" in PAGE or f" {name} = " in PAGE

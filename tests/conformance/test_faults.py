@@ -30,7 +30,7 @@ FAULTS = {
     ),
     "ClaimsNotifications": (
         "test_notifications_that_it_carries_arrive_once_in_order_and_whole",
-        "mock carries a notification",
+        "mock carries all notifications",
     ),
     "ClaimsProgress": (
         "test_progress_grows_with_the_bytes_if_that_is_claimed",

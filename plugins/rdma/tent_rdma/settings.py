@@ -23,8 +23,8 @@ class DeviceSettings(BaseModel):
 class PoolSettings(BaseModel):
     """A named pool of queue pairs, of its own for each peer, and how its packets are marked.
 
-    - `queue_pairs`: data queue pairs per connection. A device works on one of them with one engine (soft-RoCE:
-      on one processor) at a time, so one alone cannot use all of it.
+    - `queue_pairs`: data queue pairs per connection. A device works on each with one engine at a time
+      (soft-RoCE: on one processor), so one alone cannot use all of it.
     - `service_level`: 0 to 15, the priority on InfiniBand and on Ethernet by its mapping.
     - `traffic_class`: 0 to 255, on RoCE v2 the byte of DSCP and ECN.
     """

@@ -195,6 +195,8 @@ class Carriage:
         """Drive it to its end, waiting. After StreamFailed it must be abandoned."""
         stream, work = self.stream, self.work
         write = work.requests.opcode == Opcode.WRITE
+        if not stream.waiting and not work.cancelled and self._converse(patience.spin_s):
+            return
         while True:
             if work.cancelled:
                 raise Canceled(CANCELED)
@@ -209,6 +211,18 @@ class Carriage:
                 self.settle(stream.pull_wait(patience))
             else:
                 return
+
+    def _converse(self, spin_s: float) -> bool:
+        """Whether it was a single short message, and that is done."""
+        message = self._peek()
+        if message is None or message.short is None:
+            return False
+        self._next = None
+        if not self.stream.converse(message, message.short, spin_s):
+            return False
+        self.work.progress += message.total
+        self.work.complete(message.start, message.stop)
+        return self._peek() is None
 
     def advance(self, spin_s: float, keep_gil: bool) -> bool:
         """Go on as far as it goes without waiting; whether any byte moved. Raises StreamFailed.

@@ -1,15 +1,20 @@
-"""Counters that the receiver writes and its engine reads, in one page that both have mapped."""
+"""The page that receiver and engine have both mapped: counters that the receiver writes, and a pledge of the
+engine's (`pledge`)."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import struct
+
+from tent_tcp import pledge
 
 NAMES = ("streams", "accepted", "refused")
 """Streams that are open, that were ever accepted, that were closed for what they did."""
 
 _LAYOUT = struct.Struct(f"={len(NAMES)}Q")
+_PLEDGE = slice(1024, 1024 + pledge.SIZE)
 
 
 class Counters:
@@ -29,6 +34,17 @@ class Counters:
         if self._page.closed:
             return {}
         return dict(zip(NAMES, _LAYOUT.unpack_from(self._page), strict=True))
+
+    def pledge(self) -> bytes:
+        """Mark the page for as long as the calling thread lives: what `pledged` has until then."""
+        first = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        pledge.pledge(first + _PLEDGE.start)
+        return self.pledged
+
+    @property
+    def pledged(self) -> bytes:
+        """The mark."""
+        return self._page[_PLEDGE]
 
     def close(self) -> None:
         """Release descriptor and mapping. Idempotent."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from tent_core import address
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
-from tent_core.transport import Endpoint, Peer
+from tent_core.transport import BoundCall, Endpoint, Peer, Resume
 from tent_core.types import Priority, Status
-from tent_core.work import Work
+from tent_core.work import Requests, Work
 from tent_tcp.carriage import CANCELED, Carriage, Rest
 from tent_tcp.dialing import Dialing, Target, dial
 from tent_tcp.gil import GilWatch
+from tent_tcp.messages import Message, Short, messages_of
 from tent_tcp.mover import Mover
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
@@ -54,9 +56,7 @@ class TcpEndpoint(Endpoint):
             self._mover.submit(self, work)
             return
 
-        def interrupted() -> StreamFailed | None:
-            return Canceled(CANCELED) if work.cancelled else self._interrupted()
-
+        interrupted = partial(self._why_interrupted, work)
         try:
             stream = self.pool.take(
                 work.deadline,
@@ -70,7 +70,37 @@ class TcpEndpoint(Endpoint):
                 work.fail(cause, status=Status.CANCELED)
                 return
             raise
-        carriage = self.carriage(work, stream)
+        self._carry(self.carriage(work, stream), interrupted)
+
+    def bind(self, requests: Requests) -> BoundCall | None:
+        message = next(messages_of(requests)) if len(requests) == 1 else None
+        if message is None or message.short is None:
+            return None
+        return partial(self._carry_out, message, message.short)
+
+    def _carry_out(self, message: Message, short: Short) -> bool | Resume:
+        """Send a short request and look for its answer; see `BoundCall`."""
+        stream = self.pool.borrow()
+        if stream is None:  # one has to be made, or waited for
+            return False if self.pool.closed is not None else self.submit
+        stream.work = None
+        try:
+            done = stream.converse(message, short, self._gil.spin_s(self._gil.contended()))
+        except BaseException:  # such as KeyboardInterrupt, which may come anywhere
+            self.pool.discard(stream)
+            raise
+        if done:
+            self.pool.give(stream)
+            return True
+        return partial(self._carry_on, stream)
+
+    def _carry_on(self, stream: Stream, work: Work) -> None:
+        """Wait for the answer to what `_carry_out` has sent, with the patience that the work allows."""
+        carriage = self.carriage(work, stream, Rest(deque(), 0))
+        self._carry(carriage, partial(self._why_interrupted, work))
+
+    def _carry(self, carriage: Carriage, interrupted: Callable[[], StreamFailed | None]) -> None:
+        work, stream = carriage.work, carriage.stream
         crowded = self._gil.contended()
         patience = Patience(
             work.deadline,
@@ -170,7 +200,9 @@ class TcpEndpoint(Endpoint):
                 f"{self._settings.connect_timeout:g} s"
             ) from None
 
-    def _interrupted(self) -> StreamFailed | None:
+    def _why_interrupted(self, work: Work) -> StreamFailed | None:
+        if work.cancelled:
+            return Canceled(CANCELED)
         closed = self.pool.closed
         return None if closed is None else StreamFailed(closed)
 

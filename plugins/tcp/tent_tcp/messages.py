@@ -11,11 +11,21 @@ from numpy.typing import NDArray
 
 from tent_core.types import Opcode
 from tent_core.work import Requests
-from tent_tcp.protocol import MAX_REQUESTS, REQUEST_SIZE, build_request, request_words
+from tent_tcp.protocol import (
+    MAX_REQUESTS,
+    REQUEST_SIZE,
+    build_request,
+    pack_ok,
+    request_words,
+)
+from tent_tcp.syscalls import MessageHeader
 from tent_tcp.vectors import IOVEC_SIZE, Piece, Vector, address_of
 
 MESSAGE_BYTES = 32 << 20
 """A message ends before it exceeds this, unless its only block does: what one refusal costs at most."""
+
+SHORT_BYTES = 128 << 10
+"""A message of one block of up to this size is short: it is sent, and mostly answered, in one call each."""
 
 _numbers = itertools.count(1)
 
@@ -30,10 +40,28 @@ def generations_of(requests: Requests, start: int, stop: int) -> int | NDArray[n
     return generations[ids.searchsorted(requests.remote_ids[start:stop])]
 
 
+class Short:
+    """What a message of one short block needs to be sent as a whole, and what answers it if all went well.
+
+    `header` is the address of a MessageHeader, `lead` comes before the payload of a READ, and `verdict` after
+    it or alone. `payload` is the address of the block here.
+    """
+
+    __slots__ = ("_header", "header", "lead", "payload", "verdict")
+
+    def __init__(self, number: int, total: int, payload: int, pieces: int, count: int) -> None:
+        self._header = MessageHeader(pieces=pieces, count=count)
+        self.header = ctypes.addressof(self._header)
+        self.lead = pack_ok(number, 0)
+        self.verdict = pack_ok(number, total)
+        self.payload = payload
+
+
 class Message:
     """The requests [start, stop) of a batch as one message. It never changes and may be sent many times.
 
-    `number` comes back in the answer, `total` is the payload in bytes, `size` that of `outgoing`.
+    `number` comes back in the answer, `total` is the payload in bytes, `size` that of `outgoing`. `short` is
+    there for one short block.
     """
 
     __slots__ = (
@@ -43,6 +71,7 @@ class Message:
         "_requests",
         "number",
         "opcode",
+        "short",
         "size",
         "start",
         "stop",
@@ -54,6 +83,7 @@ class Message:
         self.start, self.stop, self.total = start, stop, total
         self.number = next(_numbers)
         self._requests = requests  # READ: the iovecs are its local column
+        self.short: Short | None = None
         if stop - start == 1:
             self._build_one()
         else:
@@ -68,10 +98,14 @@ class Message:
         head = (ctypes.c_uint64 * 12)(*request_words(self.opcode, self.number, row))
         address = ctypes.addressof(head)
         head[8], head[9] = address, REQUEST_SIZE
-        head[10], head[11] = int(requests.local[start, 0]), self.total
+        payload = head[10] = int(requests.local[start, 0])
+        head[11] = self.total
         self._head: object = head
         self._pieces = address + 64
         self._set_size(REQUEST_SIZE, 1)
+        if self.total <= SHORT_BYTES:
+            count = self._pieces_count
+            self.short = Short(self.number, self.total, payload, self._pieces, count)
 
     def _build_many(self) -> None:
         requests, start, stop = self._requests, self.start, self.stop

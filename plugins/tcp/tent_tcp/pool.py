@@ -28,7 +28,9 @@ class Pool:
     def __init__(self, limit: int, on_free: Callable[[], None]) -> None:
         self._limit = limit
         self._on_free = on_free
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiters = 0
         self._idle: list[Stream] = []
         self._busy: set[Stream] = set()
         self._bulk_limit = max(1, limit - 1)
@@ -51,14 +53,18 @@ class Pool:
         """A stream, made with `make` if none is idle and there is room. `interrupted` is asked at every tick
         why to give up. Raises StreamFailed."""
         while True:
-            with self._changed:
+            with self._lock:
                 while self.closed is None and not self._available(bulk):
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise DeadlinePassed(
                             f"all {self._limit} streams to the peer were in use until the deadline"
                         )
-                    self._changed.wait(min(left, TICK_S))
+                    self._waiters += 1
+                    try:
+                        self._changed.wait(min(left, TICK_S))
+                    finally:
+                        self._waiters -= 1
                     reason = interrupted()
                     if reason is not None:
                         raise reason
@@ -74,10 +80,21 @@ class Pool:
             if not self._is_stale(stream):
                 return stream
 
+    def borrow(self) -> Stream | None:
+        """A stream that was in use a moment ago, for something short; None if there is none."""
+        with self._lock:
+            if self.closed is not None or not self._idle:
+                return None
+            if time.monotonic() - self._idle[-1].used >= _UNUSED_S:
+                return None
+            stream = self._idle.pop()
+            self._busy.add(stream)
+            return stream
+
     def take_now(self, bulk: bool = False) -> Stream | None:
         """A stream, or None: make one, and say `made` or `not_made`. Raises AllInUse, StreamFailed."""
         while True:
-            with self._changed:
+            with self._lock:
                 if self.closed is None and not self._available(bulk):
                     self._wanted = True
                     raise AllInUse
@@ -87,7 +104,7 @@ class Pool:
 
     def made(self, stream: Stream) -> None:
         """A stream that was allowed is made, and lent to who made it. Raises StreamFailed if closed."""
-        with self._changed:
+        with self._lock:
             self._making -= 1
             if self.closed is None:
                 stream.epoch = self._epoch
@@ -98,7 +115,7 @@ class Pool:
 
     def not_made(self) -> None:
         """A stream that was allowed could not be made."""
-        with self._changed:
+        with self._lock:
             self._making -= 1
             wanted = self._freed()
         if wanted:
@@ -107,7 +124,7 @@ class Pool:
     def give(self, stream: Stream) -> None:
         """Give a stream back that is in step: nothing was posted that is not answered."""
         stream.used = time.monotonic()
-        with self._changed:
+        with self._lock:
             keep = self.closed is None and stream.epoch == self._epoch
             self._busy.discard(stream)
             if keep:
@@ -121,7 +138,7 @@ class Pool:
     def discard(self, stream: Stream) -> None:
         """Close a stream that was taken instead of giving it back."""
         stream.close()
-        with self._changed:
+        with self._lock:
             self._busy.discard(stream)
             wanted = self._freed()
         if wanted:
@@ -129,7 +146,7 @@ class Pool:
 
     def renew(self) -> None:
         """The receiver is another one now: streams that were made before are used for nothing new."""
-        with self._changed:
+        with self._lock:
             self._epoch += 1
             idle, self._idle = self._idle, []
         for stream in idle:
@@ -137,7 +154,7 @@ class Pool:
 
     def close(self, reason: str) -> None:
         """Close what is idle, interrupt what is in use, allow no more. Idempotent."""
-        with self._changed:
+        with self._lock:
             if self.closed is None:
                 self.closed = reason
             idle, self._idle = self._idle, []
@@ -163,7 +180,8 @@ class Pool:
 
     def _freed(self) -> bool:
         """Tell who waits; whether `on_free` is due."""
-        self._changed.notify_all()  # not every one of them may have what is free
+        if self._waiters:
+            self._changed.notify_all()  # not every one of them may have what is free
         wanted, self._wanted = self._wanted, False
         return wanted
 

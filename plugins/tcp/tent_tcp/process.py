@@ -73,7 +73,13 @@ class ReceiverProcess:
             if owner >= 0:
                 os.close(owner)
         self.pid = self._process.pid
+        self._pledge: Future[bytes] = Future()
+        reactor.call(self._make_pledge)
         reactor.call(self._watch)
+
+    def pledge(self, timeout: float) -> bytes:
+        """What the page of the counters has for as long as this process is what it is. Raises OSError."""
+        return self._pledge.result(timeout)
 
     def order(
         self, what: str, timeout: float, descriptors: Sequence[int] = (), **fields: Any
@@ -166,6 +172,12 @@ class ReceiverProcess:
                 ) from None
 
     # ---------------------------------------------------------------- in the reactor's thread
+
+    def _make_pledge(self) -> None:
+        try:
+            self._pledge.set_result(self.counters.pledge())
+        except Exception as error:
+            self._pledge.set_exception(error)
 
     def _watch(self) -> None:
         self._reactor.watch(self._link.fileno(), select.EPOLLIN, self._hear)

@@ -47,6 +47,7 @@ _REQUEST = struct.Struct("<8Q")
 _REQUEST_MAGIC = 0x52544E54  # "TNTR"
 _ANSWER_MAGIC = 0x41544E54  # "TNTA"
 _SAME_MACHINE = 1
+_OK = _ANSWER_MAGIC  # and the verdict is 0, and no text follows
 
 _FENCE = struct.Struct("<8sHI16s")
 _FENCE_MAGIC = b"TENT/TCF"
@@ -218,17 +219,17 @@ def build_request(
 
 def parse_request(data: bytes | bytearray | memoryview) -> Request:
     """The first REQUEST_SIZE bytes of a request; `blocks` - 1 rows follow. Raises Malformed."""
-    kind, blocks, number, total, *row = _REQUEST.unpack(data)
+    kind, blocks, number, total, buffer, generation, address, length = _REQUEST.unpack(data)
     opcode = kind >> 32
-    if kind & 0xFFFFFFFF != _REQUEST_MAGIC or opcode not in (READ, WRITE):
+    if kind & 0xFFFFFFFF != _REQUEST_MAGIC or opcode > WRITE:
         raise Malformed(f"no request starts with {kind:#x}")
     if not 0 < blocks <= MAX_REQUESTS:
         raise Malformed(f"a request of {blocks} blocks, 1 to {MAX_REQUESTS} are allowed")
     if not 0 < total <= MAX_TOTAL:
         raise Malformed(f"a request of {total} bytes, 1 to {MAX_TOTAL} are allowed")
-    if blocks == 1 and row[3] != total:
-        raise Malformed(f"a request of {total} bytes whose only block has {row[3]}")
-    return Request(opcode, blocks, number, total, (row[0], row[1], row[2], row[3]))
+    if blocks == 1 and length != total:
+        raise Malformed(f"a request of {total} bytes whose only block has {length}")
+    return Request(opcode, blocks, number, total, (buffer, generation, address, length))
 
 
 def check_lengths(lengths: NDArray[np.uint64], total: int) -> None:
@@ -239,6 +240,11 @@ def check_lengths(lengths: NDArray[np.uint64], total: int) -> None:
     """
     if int(lengths.min()) == 0 or int(lengths.max()) > total or int(lengths.sum()) != total:
         raise Malformed(f"the blocks are not {total} bytes together, or some are empty")
+
+
+def pack_ok(number: int, moved: int) -> bytes:
+    """The answer to a message of which all went well, as `pack_answer` packs it, in a third of the time."""
+    return _WORDS.pack(_OK, 0, number, moved)
 
 
 def pack_answer(

@@ -36,7 +36,8 @@ class Settings(BaseModel):
     - `fence_timeout`: how long a write whose stream was lost waits for its peer to say that it reads that
       stream no more, so that another path may carry it; without the answer its outcome is unknown.
     - `spin`: how long a thread looks for an answer before it sleeps.
-    - `receiver_spin`: how long the receiver looks for more after something came, yielding all the while.
+    - `receiver_spin`: how long the receiver looks for more after something came, yielding all the while;
+      where other threads want all processors it sleeps between messages at once.
     - `keep_gil`: while other threads of the process compute, messages of up to this size are moved without
       giving up the GIL between calls, since it would come back a switch interval (5 ms) later.
     - `socket_buffer`: size of the socket buffers at both ends; 0 leaves them to the kernel's autotuning,

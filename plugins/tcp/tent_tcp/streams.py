@@ -11,15 +11,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tent_core.errors import TransportError
 from tent_core.types import Opcode
 from tent_core.work import Work
-from tent_tcp.messages import Message
+from tent_tcp.messages import Message, Short
 from tent_tcp.protocol import ANSWER_SIZE, MAX_TEXT, Answer, Malformed, Verdict, parse_answer
-from tent_tcp.syscalls import HOLDING, NOW, RELEASING, WAIT, WAIT_ALL
+from tent_tcp.syscalls import (
+    HOLDING,
+    NOW,
+    RELEASING,
+    WAIT,
+    WAIT_ALL,
+    MessageHeader,
+    would_block,
+)
 from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece, Vector
 
 TICK_S = 0.1
@@ -63,8 +70,7 @@ class Outcome(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(NamedTuple):
     """How long to wait: to an absolute deadline, and at most `stall_s` without any progress."""
 
     deadline: float
@@ -120,6 +126,9 @@ class Stream:
         self._outgoing: deque[tuple[Vector, int]] = deque()
         self._buffer = ctypes.create_string_buffer(ANSWER_SIZE + MAX_TEXT)
         self._address = ctypes.addressof(self._buffer)
+        self._answer_bytes = memoryview(self._buffer)[:ANSWER_SIZE]
+        self._rest = (ctypes.c_uint64 * 4)()  # iovecs of payload and verdict, for `converse`
+        self._rest_header = MessageHeader(pieces=ctypes.addressof(self._rest), count=2)
         self._answer: Answer | None = None
         self._lead = True
         self._incoming: Vector | Piece = Piece(self._address, ANSWER_SIZE)
@@ -135,6 +144,68 @@ class Stream:
         """Queue a message; `push` sends it."""
         self.waiting.append(message)
         self._outgoing.append((message.outgoing(), message.size))
+
+    def converse(self, message: Message, short: Short, spin_s: float) -> bool:
+        """Send a short message, and look for its answer for up to `spin_s` seconds after the last byte came.
+        Keeps the GIL. For a stream on which nothing waits.
+
+        True: every byte is where it belongs. False: the message is now as after `post`, partly sent and
+        answered perhaps: go on with `push_wait` and `pull_wait`. Raises nothing: they do.
+        """
+        self.waiting.append(message)
+        sent = HOLDING.send_message(self.descriptor, short.header, NOW)
+        if sent != message.size:
+            outgoing = message.outgoing()
+            if sent > 0:
+                outgoing.advance(sent)
+            self._outgoing.append((outgoing, message.size))
+            return False
+        until = time.monotonic() + spin_s
+        write = message.opcode == Opcode.WRITE
+        expected = short.verdict if write else short.lead
+        while (got := HOLDING.receive(self.descriptor, self._address, ANSWER_SIZE, NOW)) < 0:
+            if not would_block() or time.monotonic() >= until:
+                return False
+        if got != ANSWER_SIZE or self._answer_bytes.tobytes() != expected:
+            self._incoming.advance(got)
+            return False
+        if not write and not self._take_rest(message, short, spin_s):
+            return False
+        self.waiting.clear()
+        return True
+
+    def _take_rest(self, message: Message, short: Short, spin_s: float) -> bool:
+        """Payload and verdict of a short READ whose lead has come: see `converse`."""
+        rest, header = self._rest, ctypes.addressof(self._rest_header)
+        rest[0], rest[1], rest[2], rest[3] = (
+            short.payload,
+            message.total,
+            self._address,
+            ANSWER_SIZE,
+        )
+        until = 0.0
+        while rest[3]:
+            got = HOLDING.receive_message(self.descriptor, header, NOW)
+            if got > 0:
+                payload = min(got, rest[1])
+                rest[0] += payload
+                rest[1] -= payload
+                rest[2] += got - payload
+                rest[3] -= got - payload
+                until = 0.0
+                continue
+            now = time.monotonic()
+            until = until or now + spin_s
+            if got == 0 or not would_block() or now >= until:
+                break
+        if not rest[3] and self._answer_bytes.tobytes() == short.verdict:
+            return True
+        self._lead = False
+        if rest[1]:
+            self._expect(Piece(rest[0], rest[1]), self._took_payload)
+        else:
+            self._expect(Piece(rest[2], rest[3]), self._took_answer)
+        return False
 
     @property
     def pushed(self) -> bool:

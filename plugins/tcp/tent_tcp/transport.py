@@ -232,12 +232,14 @@ class TcpTransport(Transport):
         receiver: ReceiverProcess | None = None
         try:
             receiver = ReceiverProcess(link, listener, self._heard, self._receiver_ended)
+            pledge = receiver.pledge(_ORDER_S)
             answer = receiver.order(
                 "serve",
                 _START_S,
                 task=task,
                 page=ctypes.addressof(self._page),
                 token=self._page.raw.hex(),
+                pledge=pledge.hex(),
                 secret=self._secret.hex(),
                 handshake_s=settings.handshake_timeout,
                 stall_s=settings.stall_timeout,

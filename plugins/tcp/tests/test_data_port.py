@@ -33,6 +33,12 @@ from tent_tcp.protocol import (
 KIB = 1 << 10
 
 
+@pytest.fixture(scope="module", autouse=True)
+def served(owner: OwnerProcess) -> None:
+    """Whichever test comes first, the receiver has started."""
+    owner.offer(KIB)
+
+
 @contextmanager
 def a_good_peer(owner: OwnerProcess, here: Here) -> Iterator[Callable[[], None]]:
     """What is yielded has the good peer served, once; it is served before and after the block as well."""

@@ -184,10 +184,11 @@ def test_memory_that_holds_another_token_is_no_owner() -> None:
     import ctypes
 
     page = ctypes.create_string_buffer(b"x" * 16, 16)
-    good = Owner(os.getpid(), ctypes.addressof(page), b"x" * 16)
+    good = Owner(os.getpid(), ctypes.addressof(page), b"x" * 16, lambda: True)
     assert good.obstacle == ""
-    assert "other memory" in Owner(os.getpid(), ctypes.addressof(page), b"y" * 16).obstacle
-    assert "process_vm_readv" in Owner(os.getpid(), 8, b"x" * 16).obstacle
+    other = Owner(os.getpid(), ctypes.addressof(page), b"y" * 16, lambda: True)
+    assert "other memory" in other.obstacle
+    assert "process_vm_readv" in Owner(os.getpid(), 8, b"x" * 16, lambda: True).obstacle
 
 
 def test_holdings_count_what_is_there(owner: OwnerProcess) -> None:

@@ -95,7 +95,8 @@ class Processes(Base):
                 target.unregister()
                 array[:] = round_
                 _stays(array, round_)
-                elsewhere.run("hammering.join(10)")
+                ended = elsewhere.run("hammering.join(10)\nnot hammering.is_alive()")
+                assert ended, "its write goes on 10 s after the buffer was taken away"
                 ((kind, text),) = elsewhere.run("outcome")
                 assert kind in ("StaleHandle", "BufferRevoked", "TransferFailed"), text
 

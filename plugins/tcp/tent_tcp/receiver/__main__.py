@@ -25,7 +25,8 @@ _OTHER_DESCRIPTORS = 64
 
 def main(arguments: list[str]) -> int:
     """Serve until the engine ends; the exit status."""
-    link_number, listener_number, owner_process, counters = map(int, arguments)
+    link_number, listener_number, owner_process, page = map(int, arguments)
+    counters = Counters(page)
     # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group; the engine decides.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -39,7 +40,13 @@ def main(arguments: list[str]) -> int:
     listener = socket.socket(fileno=listener_number)
     listener.setblocking(False)
     _raise_limit(order["max_streams"] + _OTHER_DESCRIPTORS)
-    owner = Owner(order["task"], order["page"], bytes.fromhex(order["token"]))
+    pledge = bytes.fromhex(order["pledge"])
+    owner = Owner(
+        order["task"],
+        order["page"],
+        bytes.fromhex(order["token"]),
+        lambda: counters.pledged == pledge,
+    )
     desk = Desk(
         secret=bytes.fromhex(order["secret"]),
         registry=Registry(),
@@ -54,7 +61,7 @@ def main(arguments: list[str]) -> int:
         link,
         owner_process,
         desk,
-        Counters(counters),
+        counters,
         max_streams=order["max_streams"],
         spin_s=order["spin_s"],
     )

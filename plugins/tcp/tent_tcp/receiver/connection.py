@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import select
 import socket
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tent_tcp.protocol import (
+    ANSWER_SIZE,
     HELLO_SIZE,
     MAX_NAME,
     READ,
@@ -27,6 +27,7 @@ from tent_tcp.protocol import (
     Verdict,
     check_lengths,
     pack_answer,
+    pack_ok,
     parse_hello,
     parse_request,
     secrets_match,
@@ -34,13 +35,16 @@ from tent_tcp.protocol import (
 from tent_tcp.receiver.owner import Fault, Owner
 from tent_tcp.receiver.payload import Bin, Mapped, Owned, Payload, Scratch
 from tent_tcp.receiver.registry import Admission, Registry
-from tent_tcp.syscalls import HOLDING, MORE, NOW, last_error, would_block
+from tent_tcp.syscalls import MORE, NOW
 from tent_tcp.tuning import tune_for_one_machine
-from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, address_of
+from tent_tcp.vectors import WOULD_BLOCK, EndOfStream, Piece
 
 TURN_BYTES = 256 << 10
 """About what one stream moves before the others have their turn: what a small request waits for, for each
 stream with bulk."""
+
+_SHORT = 128 << 10
+"""A block alone of up to this size is mostly there as a whole, or is sent as a whole."""
 
 _MESSAGE_COST = 32 << 10
 """What a message counts for beside its bytes: they take about the same time."""
@@ -93,6 +97,7 @@ class Connection:
 
     `turn` goes on with what has arrived. `deadline` is when it must have made progress, `peer` is who it said
     it is (name, incarnation), None until its secret was right, and `identity` what it calls the stream.
+    `between` says that the last message was answered, and that nothing of the next one has come.
     """
 
     def __init__(self, stream: socket.socket, desk: Desk, now: float) -> None:
@@ -101,10 +106,12 @@ class Connection:
         self.identity = b""
         self.deadline = now + desk.handshake_s
         self.events = _IN
+        self.between = False
         self._desk = desk
         self._descriptor = stream.fileno()
-        self._head = ctypes.create_string_buffer(max(HELLO_SIZE, MAX_NAME + STREAM_SIZE))
-        self._head_address = ctypes.addressof(self._head)
+        self._receive_into = stream.recv_into
+        self._head = memoryview(bytearray(max(HELLO_SIZE, MAX_NAME + STREAM_SIZE)))
+        self._head_of_request = self._head[:REQUEST_SIZE]
         self._got = 0  # bytes of the current fixed-size part
         self._step: Callable[[], bool] = self._take_hello
         self._name_size = 0
@@ -114,6 +121,7 @@ class Connection:
         self._task: Task | None = None
         self._reply = b""
         self._after: Callable[[], bool] = self._take_request
+        self._flags = NOW
         self._moved = 0
 
     def turn(self, now: float) -> int:
@@ -129,8 +137,8 @@ class Connection:
                 self.events = _OUT if self._step in (self._give_payload, self._send_reply) else _IN
                 break
         if self.peer is not None:
-            between = self._step == self._take_request and self._got == 0
-            self.deadline = math.inf if between else now + self._desk.stall_s
+            self.between = self._step == self._take_request and self._got == 0
+            self.deadline = math.inf if self.between else now + self._desk.stall_s
         return self.events
 
     def revoke(self, buffer: int) -> None:
@@ -151,9 +159,9 @@ class Connection:
     # ---------------------------------------------------------------- the steps: True means go on at once
 
     def _take_hello(self) -> bool:
-        if not self._fill(self._head_address, HELLO_SIZE):
+        if not self._fill(self._head, HELLO_SIZE):
             return False
-        hello = parse_hello(self._head.raw[:HELLO_SIZE])
+        hello = parse_hello(bytes(self._head[:HELLO_SIZE]))
         if not secrets_match(hello.secret, self._desk.secret):
             raise Malformed("wrong secret: its descriptor is of another engine, or it guesses")
         if hello.same_machine:
@@ -163,25 +171,24 @@ class Connection:
         return True
 
     def _take_name(self) -> bool:
-        if not self._fill(self._head_address, self._name_size + STREAM_SIZE):
+        if not self._fill(self._head, self._name_size + STREAM_SIZE):
             return False
+        said = bytes(self._head[: self._name_size + STREAM_SIZE])
         try:
-            name = self._head.raw[: self._name_size].decode()
+            name = said[: self._name_size].decode()
         except UnicodeDecodeError:
             raise Malformed("a name that is no text") from None
-        self.identity = self._head.raw[self._name_size : self._name_size + STREAM_SIZE]
+        self.identity = said[self._name_size :]
         self.peer = (name, self._incarnation)
         return self._answer(pack_answer(Verdict.OK, 0))
 
     def _take_request(self) -> bool:
-        if not self._fill(self._head_address, REQUEST_SIZE):
+        if not self._fill(self._head, REQUEST_SIZE):
             return False
-        request = parse_request(memoryview(self._head)[:REQUEST_SIZE])
+        request = parse_request(self._head_of_request)
         self._moved += _MESSAGE_COST
         if request.blocks == 1:
-            return self._begin(
-                request, None, self._desk.registry.admit_one(request.opcode, request.row)
-            )
+            return self._begin_one(request)
         self._request = request
         self._rows = np.empty((request.blocks, 4), np.uint64)
         self._rows[0] = request.row
@@ -191,12 +198,58 @@ class Connection:
     def _take_rows(self) -> bool:
         request, rows = self._request, self._rows
         assert request is not None
-        if not self._fill(address_of(rows) + ROW_SIZE, ROW_SIZE * (request.blocks - 1)):
+        if not self._fill(rows[1:].data.cast("B"), ROW_SIZE * (request.blocks - 1)):
             return False
         columns = rows.T.copy()  # array operations on strided columns take twice as long
         check_lengths(columns[3], request.total)
         admission = self._desk.registry.admit(request.opcode, columns, request.total)
         return self._begin(request, columns, admission)
+
+    def _begin_one(self, request: Request) -> bool:
+        registry, opcode, total = self._desk.registry, request.opcode, request.total
+        if total <= _SHORT:
+            _, address, memory = registry.find(opcode, request.row)
+            if memory is not None:
+                short = self._take_short if opcode == WRITE else self._give_short
+                return short(request, address, memory)
+        return self._begin(request, None, registry.admit_one(opcode, request.row))
+
+    def _take_short(self, request: Request, address: int, memory: memoryview) -> bool:
+        """A short WRITE into mapped memory: what is there of it in one call, and mostly that is all."""
+        total = request.total
+        try:
+            moved = self._receive_into(memory, total, NOW)
+        except OSError:  # the next call says why
+            moved = 0
+        if moved == total:
+            self._desk.owner.check()
+            self._moved += total
+            return self._answer(pack_ok(request.number, total))
+        payload = Piece(address, total)
+        payload.advance(moved)
+        self._task = Task(request, None, Mapped(payload), moved=moved)
+        self._step = self._take_payload
+        return True
+
+    def _give_short(self, request: Request, address: int, memory: memoryview) -> bool:
+        """A short READ from mapped memory: lead, payload and verdict in one call, if there is room."""
+        total = request.total
+        lead, verdict = pack_ok(request.number, 0), pack_ok(request.number, total)
+        try:
+            sent = self.stream.sendmsg((lead, memory, verdict), (), NOW)
+        except OSError:  # the next call says why
+            sent = 0
+        left = 2 * ANSWER_SIZE + total - sent
+        self._moved += sent
+        if left == 0:
+            self._step = self._take_request
+            return True
+        if left <= ANSWER_SIZE:
+            return self._answer(verdict[-left:])
+        payload = Piece(address, total)
+        payload.advance(max(0, sent - ANSWER_SIZE))
+        self._task = Task(request, None, Mapped(payload), moved=total - payload.left)
+        return self._answer(lead[sent:], self._give_payload)
 
     def _begin(self, request: Request, columns: Columns | None, admission: Admission) -> bool:
         desk, vector = self._desk, admission.vector
@@ -269,13 +322,13 @@ class Connection:
     def _answer(self, reply: bytes, after: Callable[[], bool] | None = None) -> bool:
         self._reply = reply
         self._after = after or self._take_request
+        self._flags = NOW if after is None else NOW | MORE
         self._step = self._send_reply
-        return True
+        return self._send_reply()
 
     def _send_reply(self) -> bool:
-        more = MORE if self._after == self._give_payload else 0
         try:
-            sent = self.stream.send(self._reply, NOW | more)
+            sent = self.stream.send(self._reply, self._flags)
         except (BlockingIOError, InterruptedError):
             sent = 0
         if sent < len(self._reply):
@@ -285,17 +338,14 @@ class Connection:
         self._step = self._after
         return True
 
-    def _fill(self, address: int, size: int) -> bool:
-        """Take what is missing of a part of `size` bytes; True when it is complete."""
-        moved = HOLDING.receive(self._descriptor, address + self._got, size - self._got, NOW)
-        if moved <= 0:
-            if moved == 0:
-                raise EndOfStream
-            if would_block():
-                return False
-            raise last_error()
-        self._got += moved
-        if self._got < size:
+    def _fill(self, part: memoryview, size: int) -> bool:
+        """Take what is missing of the first `size` bytes of a part; True when they are complete."""
+        got = self._got
+        try:
+            moved = self._receive_into(part[got:size], size - got, NOW)
+        except (BlockingIOError, InterruptedError):
             return False
-        self._got = 0
-        return True
+        if moved == 0:
+            raise EndOfStream
+        self._got = (got + moved) % size
+        return got + moved == size

@@ -15,6 +15,7 @@ from tent_tcp.protocol import Malformed
 from tent_tcp.receiver.connection import Connection, Desk
 from tent_tcp.receiver.orders import Outbox, receive
 from tent_tcp.receiver.owner import OwnerGone
+from tent_tcp.receiver.spin import Spin
 from tent_tcp.tuning import tune
 from tent_tcp.vectors import EndOfStream
 
@@ -52,14 +53,13 @@ class Receiver:
         self._desk = desk
         self._counters = counters
         self._max_streams = max_streams
-        self._spin_s = spin_s
+        self._spin = Spin(spin_s)
         self._outbox = Outbox(link)
         self._connections: dict[int, Connection] = {}  # in the order of acceptance
         self._accepted = self._refused = 0
         self._told: dict[str, tuple[float, int]] = {}
         self._listening = True
         self._listen_again = 0.0
-        self._spin_until = 0.0
         self._now = time.monotonic()
         self._next_tick = 0.0
         self._epoll = select.epoll()
@@ -80,14 +80,14 @@ class Receiver:
         try:
             while True:
                 for descriptor, _ in self._wait():
-                    handler = self._handlers.get(descriptor)
-                    if handler is not None:  # else closed by an event of the same round
-                        handler()
-                        continue
                     connection = self._connections.get(descriptor)
                     if connection is not None:
                         self._serve(connection)
-                        self._spin_until = self._now + self._spin_s
+                        self._spin.came(self._now, within=not connection.between)
+                        continue
+                    handler = self._handlers.get(descriptor)
+                    if handler is not None:  # else closed by an event of the same round
+                        handler()
                 if self._now >= self._next_tick:
                     self._tick()
         except (Ended, OwnerGone):
@@ -100,15 +100,14 @@ class Receiver:
         self._handlers[descriptor] = handler
 
     def _wait(self) -> list[tuple[int, int]]:
-        """What is ready. Shortly after something was, look again and again, and let others run in between."""
+        """What is ready."""
         events = self._epoll.poll(0, _EVENTS)
         self._now = time.monotonic()
         while not events:
-            if self._now >= self._spin_until:
+            if not self._spin.goes_on(self._now):
                 events = self._epoll.poll(_TICK_S if self._connections else 4 * _TICK_S)
                 self._now = time.monotonic()
                 break
-            os.sched_yield()
             events = self._epoll.poll(0, _EVENTS)
             self._now = time.monotonic()
         return events

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import os
+from collections.abc import Callable
 
 from tent_tcp.syscalls import VectorCall, last_error, process_vm_readv, process_vm_writev
 
@@ -28,16 +27,16 @@ class Owner:
 
     A pid outlives exec. A thread id does not: exec ends every other thread before it replaces the address
     space (execve(2)), so a call that names a thread which never calls exec finds the old memory or ESRCH.
-    An open /proc/PID/mem belongs to an address space: it answers 0 bytes when that one is gone (proc(5)).
-    It is asked as well, so that a thread id which was given to somebody else is not mistaken.
+    `alive` says whether that thread still lives (`pledge`). It is asked as well, so that a thread id which
+    was given to somebody else is not mistaken.
 
     `page` is an address there at which `token` stands.
     """
 
-    def __init__(self, task: int, page: int, token: bytes) -> None:
+    def __init__(self, task: int, page: int, token: bytes, alive: Callable[[], bool]) -> None:
         self._task = task
         self._page = page
-        self._memory = -1
+        self._alive = alive
         self._local = (ctypes.c_uint64 * 2)()
         self._local_address = ctypes.addressof(self._local)
         self.obstacle = self._probe(token)
@@ -50,7 +49,6 @@ class Owner:
             self._call(
                 process_vm_readv, ctypes.addressof(found), len(token), ctypes.addressof(remote), 1
             )
-            self._memory = os.open(f"/proc/{self._task}/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             return f"process_vm_readv(2) on the engine's memory: {error.strerror}; {REMEDY}"
         if found.raw != token:
@@ -62,13 +60,9 @@ class Owner:
         self.obstacle = self._probe(token)
 
     def check(self) -> None:
-        """Raise OwnerGone if the address space is known to be gone."""
-        if self._memory < 0:
-            return
-        with contextlib.suppress(OSError):
-            if os.pread(self._memory, 1, self._page):
-                return
-        raise OwnerGone
+        """Raise OwnerGone if the address space is gone."""
+        if not self._alive():
+            raise OwnerGone
 
     def write(self, source: int, size: int, pieces: int, count: int) -> None:
         """Copy `size` bytes from `source` here to `count` iovecs of the owner. Raises Fault, OwnerGone."""

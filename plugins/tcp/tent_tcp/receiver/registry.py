@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,28 @@ _ROOM = 64
 _TOP = 1 << 64
 
 
+class Place(NamedTuple):
+    """Where one block lies, if the verdict is OK: at `address` of its owner; or of this process, if it is
+    mapped, and then `memory` is the block.
+    """
+
+    verdict: Verdict
+    address: int = 0
+    memory: memoryview | None = None
+
+
+_UNKNOWN, _STALE, _REVOKED, _DENIED, _OUT_OF_RANGE = (
+    Place(verdict)
+    for verdict in (
+        Verdict.UNKNOWN_BUFFER,
+        Verdict.STALE_BUFFER,
+        Verdict.REVOKED,
+        Verdict.DENIED,
+        Verdict.OUT_OF_RANGE,
+    )
+)
+
+
 class Admission(NamedTuple):
     """Memory to move the payload of a request to or from, or why not and which block is the first refused.
 
@@ -32,8 +55,24 @@ class Admission(NamedTuple):
     mapped: bool
 
 
+class _Row(NamedTuple):
+    """One buffer; `memory` is what is mapped of it here, all of it or nothing."""
+
+    generation: int
+    start: int
+    end: int
+    shift: int
+    access: int
+    memory: memoryview | None
+
+
+_NEVER_USED = _Row(0, 0, 0, 0, 0, None)
+_FINE = Verdict.OK
+
+
 class Registry:
-    """Columns by buffer id, so that a thousand blocks are checked in a few array operations.
+    """Columns by buffer id, so that a thousand blocks are checked in a few array operations, and the same as
+    rows of numbers for a block alone.
 
     A buffer that was removed leaves its generation behind, so that who still asks for it is told that it
     was revoked, until the id is used again.
@@ -46,6 +85,7 @@ class Registry:
         self._ends = np.zeros(0, np.uint64)
         self._shifts = np.zeros(0, np.uint64)
         self._access = np.zeros(0, np.uint8)
+        self._rows: list[_Row] = []
 
     def add(
         self,
@@ -57,10 +97,11 @@ class Registry:
         descriptor: int,
     ) -> None:
         """Offer a buffer; `descriptor` is that of the memfd behind it, or -1. Raises OSError."""
-        access, shift = _ACCESS[permission], 0
+        access, shift, memory = _ACCESS[permission], 0, None
         if descriptor >= 0 and access:
             here = map_shared(descriptor, length, writable=bool(access & _WRITABLE))
             access, shift = access | _MAPPED, (here - address) % _TOP
+            memory = memoryview((ctypes.c_ubyte * length).from_address(here)).cast("B")
         while buffer >= self._size:
             self._grow()
         self._generations[buffer] = generation
@@ -68,6 +109,7 @@ class Registry:
         self._ends[buffer] = address + length
         self._shifts[buffer] = shift
         self._access[buffer] = access
+        self._rows[buffer] = _Row(generation, address, address + length, shift, access, memory)
 
     def remove(self, buffer: int, generation: int) -> None:
         """Withdraw and unmap a buffer to or from which nothing moves any more. Unknown ones are ignored."""
@@ -75,31 +117,38 @@ class Registry:
             return
         access = int(self._access[buffer])
         self._access[buffer] = _GONE
+        row = self._rows[buffer]
+        self._rows[buffer] = row._replace(access=_GONE, memory=None)
         if access & _MAPPED:
-            start, end = int(self._starts[buffer]), int(self._ends[buffer])
-            unmap((start + int(self._shifts[buffer])) % _TOP, end - start)
+            unmap((row.start + row.shift) % _TOP, row.end - row.start)
+
+    def find(self, opcode: int, row: tuple[int, int, int, int]) -> Place:
+        """Check a block alone, whose length is not zero."""
+        buffer, generation, address, length = row
+        if buffer >= self._size:
+            return _UNKNOWN
+        known, start, end, shift, access, memory = self._rows[buffer]
+        if end == 0:
+            return _UNKNOWN  # an id that was never used
+        if known != generation:
+            return _STALE
+        if access & _GONE:
+            return _REVOKED
+        if not access & (_READABLE if opcode == READ else _WRITABLE):
+            return _DENIED
+        if not start <= address <= end or length > end - address:
+            return _OUT_OF_RANGE
+        if memory is None:
+            return Place(_FINE, address)
+        offset = address - start
+        return Place(_FINE, (address + shift) % _TOP, memory[offset : offset + length])
 
     def admit_one(self, opcode: int, row: tuple[int, int, int, int]) -> Admission:
         """Check a request of one block, whose length is not zero."""
-        buffer, generation, address, length = row
-        if buffer >= self._size:
-            return _refused(Verdict.UNKNOWN_BUFFER)
-        access = int(self._access[buffer])
-        start, end = int(self._starts[buffer]), int(self._ends[buffer])
-        if end == 0:
-            return _refused(Verdict.UNKNOWN_BUFFER)  # an id that was never used
-        if int(self._generations[buffer]) != generation:
-            return _refused(Verdict.STALE_BUFFER)
-        if access & _GONE:
-            return _refused(Verdict.REVOKED)
-        if not access & (_READABLE if opcode == READ else _WRITABLE):
-            return _refused(Verdict.DENIED)
-        if not start <= address <= end or length > end - address:
-            return _refused(Verdict.OUT_OF_RANGE)
-        shift = int(self._shifts[buffer])
-        return Admission(
-            Verdict.OK, 0, Piece((address + shift) % _TOP, length), bool(access & _MAPPED)
-        )
+        verdict, address, memory = self.find(opcode, row)
+        if verdict is not Verdict.OK:
+            return _refused(verdict)
+        return Admission(verdict, 0, Piece(address, row[3]), memory is not None)
 
     def admit(self, opcode: int, columns: Columns, total: int) -> Admission:
         """Check a request of many blocks, whose lengths are not zero and `total` together."""
@@ -134,6 +183,7 @@ class Registry:
 
     def _grow(self) -> None:
         self._size = max(_ROOM, 2 * self._size)
+        self._rows += [_NEVER_USED] * (self._size - len(self._rows))
         for name in ("_generations", "_starts", "_ends", "_shifts", "_access"):
             old = getattr(self, name)
             new = np.zeros(self._size, old.dtype)
