@@ -9,9 +9,9 @@ from typing import Any
 
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import PeerDeparted, TransportError
-from tent_core.transport import Endpoint, Peer
+from tent_core.transport import BoundCall, Endpoint, Peer
 from tent_core.work import Requests, Work
-from tent_shm import plan
+from tent_shm import bound, plan
 from tent_shm.keeper import Keeper
 from tent_shm.owner import Owner
 from tent_shm.plan import Plan, Ways
@@ -75,6 +75,9 @@ class ShmEndpoint(Endpoint):
                 work.complete()
                 return
         self._start(work, what)  # which finds out, too, what was wrong
+
+    def bind(self, requests: Requests) -> BoundCall | None:
+        return bound.bind(plan.make(requests, self._targets.get, self._ways), self._owner)
 
     def cancel(self, work: Work) -> None:
         """What has not been begun ends at once, what is under way after its present step: the return of a

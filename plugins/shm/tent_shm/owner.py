@@ -27,7 +27,7 @@ _GONE = (errno.ENOENT, errno.ESRCH)
 class Owner:
     """A peer's process, identified. Holds a pidfd and a mapped page until it is closed and idle."""
 
-    __slots__ = ("_page", "_uses", "_word", "keeper", "memory_denied", "pid", "pidfd")
+    __slots__ = ("_page", "_uses", "keeper", "memory_denied", "pid", "pidfd", "word")
 
     def __init__(self, process: ProcessAttribute, incarnation: bytes, here: HostIdentity) -> None:
         """Find the process and make sure that it is the one that published `process`.
@@ -57,7 +57,8 @@ class Owner:
             fate = self._page.fate
             self._release()
             raise PeerDeparted(f"process {process.pid} is gone: {fate}")
-        self._word = self._page.word
+        self.word = self._page.word
+        """Is `keeper` for as long as the process is alive. To be read only while a use is marked."""
         self._uses = InFlight()
         self.memory_denied = _memory_denied(process, incarnation)
         """Why its memory cannot be read and written by process_vm_readv(2), or None: it can."""
@@ -65,7 +66,7 @@ class Owner:
     @property
     def alive(self) -> bool:
         """Whether the process still has the address space that it had, and still serves. Costs one load."""
-        return self._word.value == self.keeper
+        return self.word.value == self.keeper
 
     @property
     def fate(self) -> str:

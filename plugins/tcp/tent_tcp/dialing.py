@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tent_tcp.patience import Patience, StreamFailed
 from tent_tcp.protocol import ANSWER_SIZE, STREAM_SIZE, Malformed, Verdict, parse_answer
-from tent_tcp.streams import Patience, Stream, StreamFailed
+from tent_tcp.streams import Stream
 from tent_tcp.tuning import tune, tune_for_one_machine
 
 Endpoints = Sequence[tuple[socket.AddressFamily, Any]]

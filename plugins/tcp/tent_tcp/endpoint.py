@@ -19,10 +19,11 @@ from tent_tcp.dialing import Dialing, Target, dial
 from tent_tcp.gil import GilWatch
 from tent_tcp.messages import Message, Short, messages_of
 from tent_tcp.mover import Mover
+from tent_tcp.patience import Canceled, DeadlinePassed, Patience, StreamFailed
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
 from tent_tcp.settings import Settings
-from tent_tcp.streams import Canceled, DeadlinePassed, Patience, Stream, StreamFailed
+from tent_tcp.streams import Stream
 
 NAME = "tcp"
 

@@ -15,10 +15,11 @@ from tent_tcp.carriage import CANCELED, Carriage, Rest, status_of
 from tent_tcp.dialing import Dialing
 from tent_tcp.fences import Fences
 from tent_tcp.gil import GilWatch
+from tent_tcp.patience import Canceled, DeadlinePassed, StreamFailed
 from tent_tcp.pool import AllInUse
 from tent_tcp.reactor import Reactor
 from tent_tcp.settings import Settings
-from tent_tcp.streams import Canceled, DeadlinePassed, Stream, StreamFailed
+from tent_tcp.streams import Stream
 
 if TYPE_CHECKING:
     from tent_tcp.endpoint import TcpEndpoint

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tent_tcp.streams import TICK_S, DeadlinePassed, Stream, StreamFailed
+from tent_tcp.patience import TICK_S, DeadlinePassed, StreamFailed
+from tent_tcp.streams import Stream
 
 _UNUSED_S = 0.1
 """A stream that was idle for longer is looked at before it is used: the peer may have closed it."""

@@ -92,6 +92,10 @@ RELEASING = _socket_calls(_releasing)
 """Release the GIL: for what may wait."""
 
 
+sched_yield: Callable[[], int] = _holding.sched_yield
+"""sched_yield(2), with the GIL kept, which `os.sched_yield` gives up in some versions of Python."""
+
+
 def _owner_call(name: str) -> VectorCall:
     function = _holding[name]
     function.restype = ctypes.c_ssize_t

@@ -18,8 +18,9 @@ from tent_core.transport import BoundCall, Endpoint, LocalBuffer
 from tent_core.types import Opcode, Status
 from tent_core.work import Work
 from tent_tcp.messages import SHORT_BYTES, Message, messages_of
+from tent_tcp.patience import Patience, StreamFailed
 from tent_tcp.protocol import ANSWER_SIZE, REQUEST_SIZE, Verdict, pack_answer, pack_ok
-from tent_tcp.streams import Patience, Stream, StreamFailed
+from tent_tcp.streams import Stream
 
 KIB = 1 << 10
 READ, WRITE = Opcode.READ, Opcode.WRITE

@@ -21,26 +21,18 @@ _ROOM = 64
 _TOP = 1 << 64
 
 
-class Place(NamedTuple):
-    """Where one block lies, if the verdict is OK: at `address` of its owner; or of this process, if it is
-    mapped, and then `memory` is the block.
-    """
-
-    verdict: Verdict
-    address: int = 0
-    memory: memoryview | None = None
+Place = tuple[Verdict, int, memoryview | None]
+"""Whether a block may be touched; if the verdict is OK, its address, at its owner or, if it is mapped, in
+this process; and if it is mapped, its memory. A plain tuple, made in a tenth of a NamedTuple's time."""
 
 
-_UNKNOWN, _STALE, _REVOKED, _DENIED, _OUT_OF_RANGE = (
-    Place(verdict)
-    for verdict in (
-        Verdict.UNKNOWN_BUFFER,
-        Verdict.STALE_BUFFER,
-        Verdict.REVOKED,
-        Verdict.DENIED,
-        Verdict.OUT_OF_RANGE,
-    )
-)
+def _no(verdict: Verdict) -> Place:
+    return verdict, 0, None
+
+
+_UNKNOWN, _STALE = _no(Verdict.UNKNOWN_BUFFER), _no(Verdict.STALE_BUFFER)
+_REVOKED, _DENIED = _no(Verdict.REVOKED), _no(Verdict.DENIED)
+_OUT_OF_RANGE = _no(Verdict.OUT_OF_RANGE)
 
 
 class Admission(NamedTuple):
@@ -139,9 +131,9 @@ class Registry:
         if not start <= address <= end or length > end - address:
             return _OUT_OF_RANGE
         if memory is None:
-            return Place(_FINE, address)
+            return _FINE, address, None
         offset = address - start
-        return Place(_FINE, (address + shift) % _TOP, memory[offset : offset + length])
+        return _FINE, (address + shift) % _TOP, memory[offset : offset + length]
 
     def admit_one(self, opcode: int, row: tuple[int, int, int, int]) -> Admission:
         """Check a request of one block, whose length is not zero."""

@@ -1,0 +1,60 @@
+"""Blocks of one size are copied by numpy where that is faster, each to its place and nothing beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from shm_harness import Array, noise
+
+from tent_core.work import Iovecs
+from tent_shm import gather
+
+MIB = 1 << 20
+
+
+def iovecs(array: Array, offsets: NDArray[np.intp], lengths: int | list[int]) -> Iovecs:
+    made = np.empty((len(offsets), 2), np.uint64)
+    made[:, 0] = array.ctypes.data + offsets
+    made[:, 1] = lengths
+    return made
+
+
+@pytest.mark.parametrize(
+    ("count", "block"), [(16, 1), (17, 300_001), (100, 4096), (1000, 4097), (700, 8), (16, 2 * MIB)]
+)
+def test_every_block_is_copied_to_its_place_and_nothing_beside_them(count: int, block: int) -> None:
+    rng = np.random.default_rng(count)
+    size = (count + 20) * block
+    source, target, expected = noise(size, 1), noise(size, 2), noise(size, 2)
+    here = rng.permutation(count + 20)[:count] * block
+    there = rng.permutation(count + 20)[:count] * block
+    call = gather.arranged(iovecs(target, there, block), iovecs(source, here, block), count * block)
+    assert call is not None
+    call()
+    for a, b in zip(here.tolist(), there.tolist(), strict=True):
+        expected[b : b + block] = source[a : a + block]
+    assert np.array_equal(target, expected)
+
+
+def test_few_blocks_and_large_sums_and_blocks_of_several_sizes_are_left_to_the_kernel() -> None:
+    memory = np.zeros(MIB, np.uint8)
+
+    def arranged(count: int, lengths: int | list[int], total: int) -> object:
+        rows = iovecs(memory, np.arange(count) * 256, lengths)
+        return gather.arranged(rows, rows, total)
+
+    assert arranged(gather.LEAST, 256, 256 * gather.LEAST) is not None
+    assert arranged(gather.LEAST - 1, 256, 256 * (gather.LEAST - 1)) is None
+    assert arranged(20, [256] * 19 + [255], 20 * 256 - 1) is None
+    assert arranged(20, [256] * 18 + [255, 257], 20 * 256) is None
+    block = gather.MOST_BYTES // 16 + 1
+    assert arranged(16, block, 16 * block) is None
+
+
+def test_blocks_too_far_apart_for_one_array_are_left_to_the_kernel() -> None:
+    near = iovecs(np.zeros(MIB, np.uint8), np.arange(20) * 4096, 4096)
+    far = near.copy()
+    far[3, 0] += 1 << 41
+    assert gather.arranged(near, far, 20 * 4096) is None
+    assert gather.arranged(far, near, 20 * 4096) is None
