@@ -311,13 +311,13 @@ class RdmaEndpoint(Endpoint):
             if loss.blamed:
                 self.paths.exclude(transfer, loss.rail, loss.cause)
         with self._lock:
-            lots = self._take_dead(refused)
+            given_up = self._take_dead(refused)
             if not loss.runs:  # it failed before anything was under way: for what waited for it
                 for transfer in self._waiting.all():
                     if transfer.pool == loss.pool:
                         self.paths.exclude(transfer, loss.rail, loss.cause)
                 self._waiting.sort_again()
-        self._fail_lots(lots, loss.cause)
+        self._fail_lots(given_up, loss.cause)
         self._again(again)
         self.resume()
 
