@@ -55,7 +55,7 @@ def test_with_processors_to_spare_it_looks_for_a_while_and_gives_way(processor: 
 
 def test_where_others_want_all_processors_it_sleeps_between_messages(processor: Processor) -> None:
     spinning = Spin(SPIN_S)
-    now = serve(spinning, processor, 1.0, 100, lost=1)
+    now = serve(spinning, processor, 1.0, 1000, lost=1)
     assert not spinning.goes_on(now)
     spinning.came(now, within=True)  # the rest of a message is on its way
     assert all(spinning.goes_on(now) for _ in range(100))
@@ -65,6 +65,14 @@ def test_where_others_want_all_processors_it_sleeps_between_messages(processor: 
 
 def test_it_looks_again_whether_they_still_do(processor: Processor) -> None:
     spinning = Spin(SPIN_S)
-    now = serve(spinning, processor, 1.0, 100, lost=1)
-    now = serve(spinning, processor, now + 1.0, 100, lost=0)
+    now = serve(spinning, processor, 1.0, 1000, lost=1)
+    assert not spinning.goes_on(now)
+    now = serve(spinning, processor, now + 1.0, 1000, lost=0)
+    assert spinning.goes_on(now)
+
+
+def test_it_gives_the_kernel_time_to_find_a_free_processor(processor: Processor) -> None:
+    spinning = Spin(SPIN_S)
+    now = serve(spinning, processor, 1.0, 50, lost=1)  # 5 ms
+    now = serve(spinning, processor, now, 1000, lost=0)
     assert spinning.goes_on(now)

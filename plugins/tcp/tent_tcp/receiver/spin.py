@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from resource import RUSAGE_SELF, getrusage
 
-_SAMPLE = 8
-"""Messages between two looks at how often the processor was lost."""
+_SAMPLE_S = 20e-3
+"""Between two looks at how often the processor was lost: the kernel has time to find a free one."""
 
-_OFTEN = 6
-"""So many times in a sample: other threads want all processors."""
+_LEAST = 8
+"""Messages that a look needs."""
+
+_OFTEN = 0.75
+"""Lost so many times for each message: other threads want all processors."""
 
 _CROWDED_S = 0.5
 """For how long the machine counts as crowded then."""
@@ -34,7 +37,8 @@ class Spin:
         self._until = 0.0
         self._crowded_until = 0.0
         self._yielding = True
-        self._left = _SAMPLE
+        self._looked = 0.0
+        self._messages = 0
         self._lost = _times_lost()
         self._looks = 0
 
@@ -46,12 +50,12 @@ class Spin:
             return
         if not self._yielding:
             self._yielding = True
-            self._lost, self._left = _times_lost(), _SAMPLE
+            self._look(now)
         self._until = now + self._spin_s
-        self._left -= 1
-        if self._left == 0:
-            before, self._lost, self._left = self._lost, _times_lost(), _SAMPLE
-            if self._lost - before >= _OFTEN:
+        self._messages += 1
+        if now - self._looked >= _SAMPLE_S:
+            messages, lost = self._look(now)
+            if messages >= _LEAST and lost >= _OFTEN * messages:
                 self._crowded_until = now + _CROWDED_S
 
     def goes_on(self, now: float) -> bool:
@@ -63,6 +67,12 @@ class Spin:
             if self._looks % _YIELD_EVERY == 0:
                 os.sched_yield()
         return True
+
+    def _look(self, now: float) -> tuple[int, int]:
+        """Messages since the last look, and how often the processor was lost."""
+        messages, before = self._messages, self._lost
+        self._looked, self._messages, self._lost = now, 0, _times_lost()
+        return messages, self._lost - before
 
 
 def _times_lost() -> int:
