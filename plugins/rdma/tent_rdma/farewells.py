@@ -41,6 +41,8 @@ class Farewells:
         self._lock = threading.Lock()
         self._unconfirmed: set[int] = set()
         """Those of which the peer may keep an end, by their identifiers."""
+        self._asked: set[int] = set()
+        """Those of them that it is being asked for right now."""
         self._closed = False
 
     def owe(self, connection: int) -> None:
@@ -55,15 +57,20 @@ class Farewells:
         """
         with self._lock:
             self._unconfirmed.update(connections)
-        answer = self._peer.bootstrap(Close(connections=connections).encode(), self._timeout)
-        decode(Closed, answer)
-        with self._lock:
-            self._unconfirmed.difference_update(connections)
+            self._asked.update(connections)
+        try:
+            answer = self._peer.bootstrap(Close(connections=connections).encode(), self._timeout)
+            decode(Closed, answer)
+            with self._lock:
+                self._unconfirmed.difference_update(connections)
+        finally:
+            with self._lock:
+                self._asked.difference_update(connections)
 
     def sweep(self) -> None:
         """Tell the peer all that it has to be told; again and again, where it cannot answer now. Waits."""
         with self._lock:
-            ids = [] if self._closed else list(self._unconfirmed)[:MOST]
+            ids = [] if self._closed else list(self._unconfirmed - self._asked)[:MOST]
         if ids:
             try:
                 self.confirm(ids)

@@ -439,6 +439,24 @@ def test_ends_that_a_silent_peer_kept_are_destroyed_when_it_answers_again(
         assert kept == rig.endpoint.holdings()["connections"]
 
 
+def test_who_connects_does_not_ask_again_for_what_the_peer_is_being_asked_for() -> None:
+    with connected() as rig:
+        requests, _ = rows(rig)
+        rig.work_through()
+        farewells = rig.endpoint.paths._farewells
+
+        def intercept(message: object, ask: Callable[[], bytes]) -> bytes:
+            if isinstance(message, Close) and rig.wire.asked["close"] == 1:
+                farewells.sweep()  # as after a connection was made meanwhile
+            return ask()
+
+        rig.wire.intercept = intercept
+        rig.verbs.faults.fail_work(RETRIES_EXCEEDED, nic="fake0")
+        completed(rig.submit(WRITE, *requests))
+        assert rig.wire.asked["close"] == 1
+        assert not farewells._unconfirmed
+
+
 def test_a_run_that_is_posted_at_the_moment_when_its_nic_is_lost_moves() -> None:
     with connected() as rig:
         here, ours = rig.buffer(rig.a, KIB)
