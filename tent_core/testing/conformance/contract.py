@@ -137,10 +137,13 @@ class Contract(Base):
         new = pair.offer()
         assert new.id == old.id
         stale = replace(new, generation=old.generation)
-        work = pair.post(Opcode.WRITE, (pair.ours, 0, stale, 0, KIB)).wait()
+        work = None
+        with suppress(TransportError):  # refused before it began: the newest snapshot says so
+            work = pair.post(Opcode.WRITE, (pair.ours, 0, stale, 0, KIB)).wait()
         what = "the owner's side takes an id for a buffer, whatever its generation"
         assert_untouched(pair.there.arrays[new.id], np.ones(4 * KIB, np.uint8), what)
-        _refused(work)
+        if work is not None:
+            _refused(work)
         assert not pair.call(Opcode.WRITE, (pair.ours, 0, stale, 0, KIB))
         what = "a bound call takes an id for a buffer, whatever its generation"
         assert_untouched(pair.there.arrays[new.id], np.ones(4 * KIB, np.uint8), what)
