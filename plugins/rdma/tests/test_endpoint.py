@@ -441,7 +441,9 @@ def test_nobody_polls_while_nothing_is_under_way_and_a_completion_wakes_the_poll
         wait_until(lambda: rig.verbs.counts.polls > before)
 
 
-def test_what_others_left_to_a_thread_that_posts_is_heard_of_although_its_own_has_ended() -> None:
+def test_what_others_left_to_a_thread_that_posts_is_heard_of_although_its_own_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with connected(fabric(nics=1)) as rig:
         here, _ = rig.buffer(rig.a, KIB)
         there, _ = rig.buffer(rig.b, KIB)
@@ -468,7 +470,7 @@ def test_what_others_left_to_a_thread_that_posts_is_heard_of_although_its_own_ha
             thread.join()
 
         rig.verbs.hold()
-        rig.endpoint._post_run = post_run  # type: ignore[method-assign]
+        monkeypatch.setattr(rig.endpoint, "_post_run", post_run)
         completed(rig.submit(WRITE, row))
         completed(others[0])
 
