@@ -50,4 +50,5 @@ def test_a_trace_is_replayed_over_both_rails_and_every_byte_is_right(
     assert report["mismatches"] == 0
     assert set(report["transports"]) == {"rdma"}
     packets = [sent(rail.name) - old for rail, old in zip(rails, before, strict=True)]
-    assert min(packets) > 0.2 * max(packets), packets
+    # Of pieces of 64 bytes, one rail may get ten times as many as the other; probes alone are a sixtieth.
+    assert min(packets) > 0.05 * max(packets), packets
