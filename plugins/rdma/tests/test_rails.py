@@ -342,6 +342,8 @@ class Health(RuleBasedStateMachine):
         self.rails = Rails(count, [1.0] * count, settings)
         self.now = 0.0
         self.flight: dict[int, list[int]] = {rail: [] for rail in range(count)}
+        self.trials: set[int] = set()
+        """Rails whose work under way was posted on probation."""
         self.down: set[int] = set()
 
     @rule(seconds=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 7.0, 100.0]))
@@ -366,6 +368,10 @@ class Health(RuleBasedStateMachine):
             return
         assert chosen in open_
         assert chosen not in self.down
+        if not self.flight[chosen]:
+            self.trials.discard(chosen)
+        if states[chosen].condition is Condition.PROBATION:
+            self.trials.add(chosen)
         self.rails.posted(chosen, length, self.now)
         self.flight[chosen].append(length)
 
@@ -380,7 +386,8 @@ class Health(RuleBasedStateMachine):
             before = self.rails.state(self.now)[rail].condition
             self.rails.completed(rail, length, self.now)
             if before is Condition.PROBATION:
-                assert self.rails.state(self.now)[rail].condition is Condition.HEALTHY
+                after = Condition.HEALTHY if rail in self.trials else Condition.PROBATION
+                assert self.rails.state(self.now)[rail].condition is after
             return
         self.rails.abandoned(rail, length, self.now)
         before = self.rails.state(self.now)[rail]
