@@ -50,7 +50,7 @@ def test_a_trace_is_replayed_over_both_rails_and_every_byte_is_right(
     assert report["mismatches"] == 0
     assert set(report["transports"]) == {"rdma"}
     packets = [sent(rail.name) - old for rail, old in zip(rails, before, strict=True)]
-    # One rail is enough for what few pieces of 64 bytes are under way at once, and the one that seems a little
-    # faster gets most of them; probes alone would be a sixtieth.
+    # One rail is enough for the few pieces of 64 bytes that are under way at once, and the one that seems a
+    # little faster gets most of them; probes alone would be a sixtieth.
     print(f"packets by rail: {packets}")
     assert min(packets) > 0.05 * max(packets), packets
