@@ -367,9 +367,12 @@ class LivePeer:
         return max(named, key=lambda b: int(b.generation), default=None)
 
     def taken_away(self, requests: Requests) -> dict[int, StaleHandle]:
-        """The buffers of `requests` that their owner has taken away by now, by id, with what says so."""
-        buffers = self._segment.buffers
+        """The buffers of `requests` that their owner has taken away by now, by id, with what says so. None of a
+        peer that has departed: that is what has to be said then, though it takes them away as it closes."""
         gone: dict[int, StaleHandle] = {}
+        if self._life.reason is not None:
+            return gone
+        buffers = self._segment.buffers
         for number in requests.remote_used:
             now = buffers.get(number)
             if now is None or now.generation != requests.remote_generations[number]:

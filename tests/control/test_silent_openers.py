@@ -43,6 +43,8 @@ class Opener:
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
             async with aio.insecure_channel(f"ipv4:127.0.0.1:{port}", options=options) as channel:
                 speaks = asyncio.create_task(self._speak(ControlStub(channel)))
+                # With nothing more to say, or because a slow one was given up while it spoke.
+                speaks.add_done_callback(lambda _: self._silent.set())
                 try:
                     await asyncio.wait_for(self._silent.wait(), HANG_S)
                     await everybody_silent.wait()
@@ -76,7 +78,6 @@ class Opener:
         note = pb.Notification(sequence=1, name="hi")
         await stub.Notify(pb.NotifyRequest(session=session, notifications=[note]))
         await stub.GetSegment(pb.GetSegmentRequest(session=session)).read()
-        self._silent.set()  # with nothing more to say
 
     async def _accept(self, ours: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         bound = self._it.plane._bound
