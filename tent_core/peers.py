@@ -367,8 +367,8 @@ class LivePeer:
         return max(named, key=lambda b: int(b.generation), default=None)
 
     def taken_away(self, requests: Requests) -> dict[int, StaleHandle]:
-        """The buffers of `requests` that their owner has taken away by now, by id, with what says so. None of a
-        peer that has departed: that is what has to be said then, though it takes them away as it closes."""
+        """The buffers of `requests` that their owner has taken away by now, by id, with what says so; none of
+        a peer that has departed: that is what has to be said then, though it takes them away as it closes."""
         gone: dict[int, StaleHandle] = {}
         if self._life.reason is not None:
             return gone
