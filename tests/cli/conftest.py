@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +18,19 @@ from tent_core.cli.app import tent
 Run = Callable[..., Result]
 Start = Callable[..., "subprocess.Popen[str]"]
 BOUND_S = 60
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def modules(request: pytest.FixtureRequest) -> Iterator[dict[str, ModuleType]]:
+    """The modules of benchmarks/ that the test's module names in MODULES, which are no package."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield {name: importlib.import_module(name) for name in request.module.MODULES}
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in request.module.MODULES:
+            del sys.modules[name]
 
 
 @pytest.fixture

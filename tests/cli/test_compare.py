@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,17 +14,6 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = ("figures", "results", "floors", "tables", "page", "surroundings", "compare")
 CASE = "write 4096x1000"
-
-
-@pytest.fixture(scope="module")
-def modules() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-        for name in MODULES:
-            del sys.modules[name]
 
 
 def result(modules: dict[str, ModuleType], times: dict[str, list[float]], **more: Any) -> Any:

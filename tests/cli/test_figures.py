@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,17 +13,6 @@ from tent_core.bench.cases import Case
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = ("figures", "footprint", "peerbench", "surroundings", "growth", "memory", "threads")
-
-
-@pytest.fixture(scope="module")
-def modules() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-        for name in MODULES:
-            del sys.modules[name]
 
 
 def test_a_figure_at_its_bound_is_met_and_beyond_it_is_missed(
