@@ -87,7 +87,7 @@ class Plain:
             def finished(work: Work, name: str = name, rows: Any = rows) -> None:
                 n = batch.requests(rows)
                 self._dispatcher.count(peer, name, work, n, len(work.causes), 0.0)
-                batch.settle_carried(rows, work.requests, name)
+                batch.settle(rows, work.status, work.moved, name, work.requests.total)
 
             work = Work(group.requests, finished, may_block=may_block)
             if not may_block:  # that it can be cancelled is not what is measured

@@ -76,7 +76,7 @@ def _finished(work: Work) -> None:
         if attempt is not None:
             attempt.ended()
         work.dispatcher.count(work.peer, work.name, work, len(work.status), 0, work.began)
-        batch.settle_carried(rows, work.requests, work.name)
+        batch.settle(rows, work.status, work.moved, work.name, work.requests.total)
         return
     selection = work.group.selection
     carry = Carry(

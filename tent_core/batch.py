@@ -22,13 +22,12 @@ from tent_core.errors import (
     WaitTimeout,
 )
 from tent_core.types import Intent, Priority, Status
-from tent_core.work import Requests
 
 Rows = NDArray[np.intp] | None
 """Which requests of a batch are meant: positions, or None for all of them."""
 
 
-_PENDING, _COMPLETED = int(Status.PENDING), int(Status.COMPLETED)  # numpy takes them faster
+_PENDING = int(Status.PENDING)  # numpy takes it faster
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -216,32 +215,18 @@ class Batch:
         status: NDArray[np.uint8] | Status,
         moved: NDArray[np.uint64] | None,
         transport: str,
+        total: int | None = None,
     ) -> None:
         """Record the terminal statuses of `rows`; the batch ends with its last row. No `transport`: what
-        carried them has been credited."""
+        carried them has been credited. `total` is the sum of `moved`, where it is known."""
         where = slice(None) if rows is None else rows
         with self._lock:
             self.status[where] = status
             if moved is not None:
                 self.moved[where] = moved
                 if transport:
-                    self.carried[transport] += int(moved.sum())
+                    self.carried[transport] += int(moved.sum()) if total is None else total
             self._left -= len(self.status) if rows is None else len(rows)
-            ended = self._left == 0
-        if ended:
-            self._data_ended()
-
-    def settle_carried(self, rows: Rows, requests: Requests, transport: str) -> None:
-        """Record that all of `rows` is done: it was the `requests`. As `settle`, in less time."""
-        with self._lock:
-            if rows is None:
-                self.status.fill(_COMPLETED)
-                self.moved[:] = requests.local[:, 1]
-            else:
-                self.status[rows] = _COMPLETED
-                self.moved[rows] = requests.local[:, 1]
-            self.carried[transport] += requests.total
-            self._left -= len(requests.local)
             ended = self._left == 0
         if ended:
             self._data_ended()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tent_core.pace import BULK
 from tent_core.reshape import Sink
 from tent_core.scarcity import lacks_resources
 from tent_core.turns import Turn
-from tent_core.types import Capabilities, Status
+from tent_core.types import Status
 from tent_core.work import Requests, Work
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class Carry:
             qp_pool=pool,
         )
         name = self._name
-        if stall_s is not None and not self._can(name).partial_progress:
+        if stall_s is not None and not self._dispatcher.planner.able(name).partial_progress:
             stall_s = None  # nobody could tell
         endpoint = self._peer.endpoints.ready.get(name)
         if endpoint is None and not self._may_block:
@@ -284,15 +285,9 @@ class Carry:
     def _connect(self, until: float) -> None:
         """Have the endpoint made, and go on when it is, at a time-out, or when nobody wants it any more: this
         thread must not wait."""
-        self._phase = Phase.CONNECTING
         self._work = None
-        once = self._pause = Once()
         dispatcher, name = self._dispatcher, self._name
-
-        def go_on(error: BaseException | None) -> None:  # in whatever thread
-            if once.take():
-                dispatcher.later(lambda: self._resume_paused(error))
-
+        go_on = self._paused(Phase.CONNECTING)
         try:
             made = self._peer.endpoints.begin(name)
         except TentError as error:
@@ -308,23 +303,28 @@ class Carry:
 
         made.add_done_callback(connected)
         if self._cancelled:
-            go_on(None)
+            go_on()
 
     def _rest(self) -> None:
         """Go on a little later, in the progress thread: no thread is kept. At once when the peer departs, or
         when nobody wants it any more."""
-        self._phase = Phase.RESTING
         self._may_block = False
-        once = self._pause = Once()
-        dispatcher = self._dispatcher
-
-        def go_on() -> None:  # in whatever thread
-            if once.take():
-                dispatcher.later(lambda: self._resume_paused(None))
-
+        go_on = self._paused(Phase.RESTING)
         self._traffic.rest(rest_s(len(self._tries)), go_on)
         if self._cancelled or self._peer.departed is not None:
             go_on()
+
+    def _paused(self, phase: Phase) -> Callable[..., None]:
+        """Begin a pause. What is answered ends it, called by whoever comes first, in whatever thread; with an
+        error if what it waits for has failed."""
+        self._phase = phase
+        once = self._pause = Once()
+
+        def go_on(error: BaseException | None = None) -> None:
+            if once.take():
+                self._dispatcher.later(lambda: self._resume_paused(error))
+
+        return go_on
 
     def _resume_paused(self, error: BaseException | None) -> None:
         self._phase = Phase.READY
@@ -610,12 +610,9 @@ class Carry:
     def _stop_attempt(self, work: Work, name: str) -> None:
         work.cancelled = True
         endpoint = self._peer.endpoints.ready.get(name)
-        if endpoint is None or not self._can(name).cancellation:
+        if endpoint is None or not self._dispatcher.planner.able(name).cancellation:
             return
         interrupt(endpoint, work, name, self._dispatcher.log)
-
-    def _can(self, name: str) -> Capabilities:
-        return self._dispatcher.planner.facts[name].capabilities or Capabilities()
 
 
 def _together(attempts: list[Try]) -> Try:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tent_core import columns
+from tent_core.attempt import FirstWork
 from tent_core.batch import Batch, Options, Rows, Try
 from tent_core.bound import Started
 from tent_core.errors import (
@@ -155,17 +156,8 @@ class Checked:
         batch.hold((bound.lease,))
         began = dispatcher.now()
         deadline = self.engine.deadline(options, began)
-        dispatcher.first(
-            batch,
-            self.peer,
-            bound.group,
-            options,
-            deadline,
-            began,
-            True,
-            bound.endpoint,
-            started.resume,
-        )
+        work = FirstWork(dispatcher, batch, self.peer, bound.group, options, deadline, began, True)
+        dispatcher.first(work, bound.endpoint, started.resume)
         return batch
 
     def _batch(self) -> Batch:

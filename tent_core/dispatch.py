@@ -106,9 +106,7 @@ class Dispatcher:
         self._spare = SerialQueue("tent-progress-spare")
         self._guarding = False
         self._cancelling = frozenset(
-            name
-            for name, facts in planner.facts.items()
-            if facts.capabilities is not None and facts.capabilities.cancellation
+            name for name in planner.facts if planner.able(name).cancellation
         )
         self._push = self.progress.help if on_poll else None
         self.overrule: Overrule | None = None
@@ -153,9 +151,13 @@ class Dispatcher:
             self.overrule is None
             and options.attempt_s is None
             and options.stall_s is None
-            and self.limits.get(options.priority) is None
-            and options.priority not in self.taking_turns
+            and not self._limited(options)
         )
+
+    def _limited(self, options: Options) -> bool:
+        """Whether transfers with these options may have to wait for room, or for a turn."""
+        priority = options.priority
+        return self.limits.get(priority) is not None or priority in self.taking_turns
 
     def _merged(self, group: Group, alone: bool) -> Group:
         """With neighbours joined, unless they would be larger than a candidate takes."""
@@ -169,13 +171,8 @@ class Dispatcher:
 
     def _largest(self, names: tuple[str, ...]) -> int | None:
         """The largest request that all of these transports take, or None."""
-        limits = [
-            capabilities.largest_request
-            for name in names
-            if (capabilities := self.planner.facts[name].capabilities) is not None
-            and capabilities.largest_request is not None
-        ]
-        return min(limits, default=None)
+        limits = [self.planner.able(name).largest_request for name in names]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def plan(self, peer: LivePeer, here: Trait, there: Trait, options: Options) -> Any:
         """The plan for requests between buffers of these traits."""
@@ -211,21 +208,10 @@ class Dispatcher:
             endpoint = peer.endpoints.ready.get(first.selection.candidates[0])
             paced = traffic.pacing and first.requests.total >= BULK
             if endpoint is not None and not paced:
-                self.first(
-                    batch,
-                    peer,
-                    first,
-                    options,
-                    deadline,
-                    began,
-                    may_block,
-                    endpoint,
-                    endpoint.submit,
-                )
+                attempt = FirstWork(self, batch, peer, first, options, deadline, began, may_block)
+                self.first(attempt, endpoint, endpoint.submit)
                 return
-        limited = self.limits.get(options.priority) is not None or (
-            options.priority in self.taking_turns
-        )
+        limited = self._limited(options)
         for group in groups:
             requests, rows, selection = group.requests, group.rows, group.selection
             names = selection.candidates
@@ -263,28 +249,16 @@ class Dispatcher:
             for carry in carries:
                 carry.run()
 
-    def first(
-        self,
-        batch: Batch,
-        peer: LivePeer,
-        group: Group,
-        options: Options,
-        deadline: float,
-        began: float,
-        may_block: bool,
-        endpoint: Endpoint,
-        submit: Callable[[Work], None],
-    ) -> None:
-        """Have the endpoint of its first candidate carry a direct group, by `submit`.
+    def first(self, work: FirstWork, endpoint: Endpoint, submit: Callable[[Work], None]) -> None:
+        """Have the endpoint of its first candidate carry the work, by `submit`.
 
         A Carry takes 2 of 15 microseconds of a write of 4 KiB: it is made only once this attempt has failed.
         """
-        work = FirstWork(self, batch, peer, group, options, deadline, began, may_block)
         attempt: FirstAttempt | None = None  # nobody can cancel what a thread waits for
-        if not may_block:
+        if not work.may_block:
             cancels = work.name in self._cancelling
             attempt = work.attempt = FirstAttempt(work, endpoint if cancels else None)
-            batch.carried_by((attempt,), self._push)
+            work.batch.carried_by((attempt,), self._push)
         try:
             submit(work)
         except TentError as error:
@@ -308,9 +282,7 @@ class Dispatcher:
 
     def _schedules_itself(self, names: tuple[str, ...]) -> bool:
         """Whether the first candidate does its own slicing: what is cut for it would only be slower."""
-        facts = self.planner.facts.get(names[0]) if names else None
-        able = facts.capabilities if facts is not None else None
-        return able is not None and able.self_scheduling
+        return bool(names) and self.planner.able(names[0]).self_scheduling
 
     def feasible(
         self, peer: LivePeer, groups: list[Group], options: Options, deadline: float

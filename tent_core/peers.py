@@ -394,7 +394,7 @@ class LivePeer:
             now = new.buffers.get(number)
             if (
                 now is known.descriptor
-            ):  # nearly all: an update leaves alone what it does not mention
+            ):  # nearly all: what an update does not mention it leaves alone
                 continue
             if (
                 now is None

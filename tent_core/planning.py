@@ -23,7 +23,7 @@ from tent_core.policy import (
     size_edges,
 )
 from tent_core.reshape import Merge
-from tent_core.types import MemoryKind, Reach, memory_kind
+from tent_core.types import Capabilities, MemoryKind, Reach, memory_kind
 from tent_core.work import Requests
 
 Trait = tuple[str, tuple[tuple[str, int], ...]]
@@ -104,6 +104,10 @@ class Planner:
                 selections.append(found)
                 starts.append(edge)
         return Plan(np.array(starts, np.uint64), tuple(selections))
+
+    def able(self, name: str) -> Capabilities:
+        """What a transport can do in this engine; nothing, if it does not run."""
+        return self.facts[name].capabilities or Capabilities()
 
     def _through_host(
         self,

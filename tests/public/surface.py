@@ -33,8 +33,7 @@ MODULES = (
 """Beside what `tent_core` itself exports: what packages with transports are written against."""
 
 FOR_THE_CORE = {
-    "tent_core.Batch": "announced carried_by follow hold let_go requests settle settle_carried "
-    "settle_failed",
+    "tent_core.Batch": "announced carried_by follow hold let_go requests settle settle_failed",
     "tent_core.hookspecs": "TYPE_CHECKING",
 }
 """What applications see of what they are given, and do not use."""
