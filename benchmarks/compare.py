@@ -108,10 +108,18 @@ def run(command: tuple[str, ...], timeout: float) -> tuple[list[dict[str, Any]],
     return lines, last if process.returncode else ""
 
 
+def saved(path: str) -> tuple[str, Any]:
+    """The name of a saved result and its document: read before anything is measured."""
+    try:
+        return Path(path).stem, json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path} is no result that was saved: {error}") from None
+
+
 def measured(args: argparse.Namespace) -> Result:
     """A result, from what was saved or from measuring now."""
     if args.render:
-        return of_json(json.loads(Path(args.render).read_text()))
+        return of_json(args.render[1])
     python = peers_python(args.peers_python)
     result = Result(machine(python), args.seconds, args.rounds)
     busy = STATES[1:] if "all" in (args.busy or ()) else args.busy or ()
@@ -121,10 +129,7 @@ def measured(args: argparse.Namespace) -> Result:
 
 def publish(result: Result, figures: list[Figure], args: argparse.Namespace) -> None:
     """Write the page and the picture."""
-    others = {
-        path.stem: of_document(json.loads(path.read_text()))
-        for path in map(Path, args.others or ())
-    }
+    others = {name: of_document(document) for name, document in args.others or ()}
     (DOCS / "speed.md").write_text(page.speed(result, figures, others))
     rows = page.picture(result)
     draw("speed", rows, DOCS / "speed.svg", peers_python(args.peers_python))
@@ -154,13 +159,16 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--save", metavar="PATH", help="keep the result there")
-    parser.add_argument("--render", metavar="PATH", help="measure nothing: read what was saved")
+    parser.add_argument(
+        "--render", type=saved, metavar="PATH", help="measure nothing: read what was saved"
+    )
     parser.add_argument(
         "--draw", action="store_true", help="write docs/speed.md and docs/speed.svg"
     )
     parser.add_argument(
         "--others",
         nargs="+",
+        type=saved,
         metavar="NAME.json",
         help="with --draw: what other benchmarks printed with --json, for the page",
     )

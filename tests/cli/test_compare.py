@@ -134,3 +134,18 @@ def test_the_limits_of_the_machine_are_measured() -> None:
     assert [(row["peer"], row["op"]) for row in rows] == [
         ("cma", "write"), ("cma", "read"), ("tcp", "write"), ("tcp", "read"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["--render", "--others"])
+@pytest.mark.parametrize("content", [None, "no document"])
+def test_what_is_no_saved_result_is_named_before_anything_is_measured(
+    tmp_path: Path, option: str, content: str | None
+) -> None:
+    saved = tmp_path / "speed.json"
+    if content is not None:
+        saved.write_text(content)
+    command = (sys.executable, str(BENCHMARKS / "compare.py"), option, str(saved))
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2
+    assert f"argument {option}: {saved} is no result that was saved" in ran.stderr
+    assert "Traceback" not in ran.stderr
