@@ -16,6 +16,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from tent_core import models
 from tent_core.descriptor import (
     Attribute,
     BufferDescriptor,
@@ -87,7 +88,9 @@ class Side:
         name = f"side-{next(_ports)}:1"
         self.segment = LocalSegment(SegmentDescriptor(name, os.urandom(16), 1, this_host()))
         self.transport: Transport = declaration.factory()
-        self.context: TransportContext = Context(self, declaration.settings(**settings))
+        self.context: TransportContext = Context(
+            self, models.make(declaration.settings, **settings)
+        )
         self.buffers: dict[int, LocalBuffer] = {}
         self.arrays: dict[int, NDArray[np.uint8]] = {}
         self._generation = itertools.count(1)
