@@ -35,6 +35,7 @@ from tent_core.types import Capabilities, Permission
 from tent_core.work import Requests, Work
 
 if TYPE_CHECKING:
+    from tent_core.log import Logger
     from tent_core.models import Model
     from tent_core.topology import Topology
 
@@ -141,8 +142,8 @@ class TransportContext(Protocol):
     def topology(self) -> Topology: ...
 
     @property
-    def log(self) -> Any:
-        """A structlog logger, bound to engine and transport."""
+    def log(self) -> Logger:
+        """Bound to engine and transport."""
         ...
 
     @property

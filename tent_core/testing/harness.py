@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from tent_core import models
@@ -24,7 +23,9 @@ from tent_core.descriptor import (
     PeerKey,
     SegmentDescriptor,
 )
+from tent_core.log import Logger, configure
 from tent_core.segments import LocalSegment
+from tent_core.settings import LogSettings
 from tent_core.topology import Topology
 from tent_core.transport import (
     Endpoint,
@@ -56,7 +57,7 @@ class Context:
     side: Side
     settings: Any
     topology: Topology = field(default_factory=Topology)
-    log: Any = field(default_factory=lambda: structlog.get_logger())
+    log: Logger = field(default_factory=lambda: configure(LogSettings()))
     advertise_host: str = "127.0.0.1"
     listen_host: str = "127.0.0.1"
 

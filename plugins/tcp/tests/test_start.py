@@ -171,7 +171,7 @@ def test_registered_memory_is_declined_where_the_kernel_forbids_to_reach_it(
         monkeypatch.setattr(side.transport, "_obstacle", "ptrace scope 3")
         assert "tcp" not in _attributes_of(side, allocated=False)
         assert "tcp" in _attributes_of(side, allocated=True)
-        declined = [e for e in side.log.entries if e["event"] == "tcp_registered_memory_declined"]
+        declined = [e for e in side.events if e["event"] == "tcp_registered_memory_declined"]
         assert [e["reason"] for e in declined] == ["ptrace scope 3"]
 
 
