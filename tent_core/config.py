@@ -19,7 +19,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from tent_core import models, section, yamldoc
+from tent_core import models, section
+from tent_core.document import Document, of_mapping
 from tent_core.errors import ConfigError, PluginError
 from tent_core.mistakes import Mistake, Path, described, dotted, nearest
 from tent_core.plugins import Registry
@@ -43,7 +44,6 @@ from tent_core.settings import (
     Yaml,
 )
 from tent_core.types import TransportType, transport_name, transport_number
-from tent_core.yamldoc import Document
 
 __all__ = [
     "Checked",
@@ -140,11 +140,14 @@ def _transport_schema(name: str, registry: Registry, definitions: dict[str, Any]
 
 def _document(source: Source) -> Document:
     if source is None:
-        return yamldoc.of_mapping({}, "default configuration")
+        return of_mapping({}, "default configuration")
     if isinstance(source, Document):
         return source
     if isinstance(source, Mapping):
-        return yamldoc.of_mapping(source)
+        return of_mapping(source)
+    # Here: a program that gives a mapping has no use for the parser, which takes a MiB.
+    from tent_core import yamldoc
+
     return yamldoc.read(source)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from tent_core import section
@@ -22,9 +21,9 @@ def fault(model: object) -> str:
     if not isinstance(model, type):
         return f"declares the settings {model!r}, which are no class"
     if issubclass(model, Section):
-        if not is_dataclass(model):
+        if "__dataclass_fields__" not in vars(model):
             return f"has settings, {model.__name__}, that are a section and no dataclass"
-        names: Collection[str] = section.keys(model)
+        names = section.keys(model)
     else:
         # Here and below: an engine whose packages have sections does without pydantic.
         from tent_core import pydantic_models

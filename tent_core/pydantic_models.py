@@ -45,7 +45,7 @@ def fault(model: type) -> str:
     return ""
 
 
-def keys(model: type[BaseModel]) -> list[str]:
+def keys(model: Any) -> list[str]:
     """The names of its fields, sorted."""
     return sorted(model.model_fields)
 
@@ -82,9 +82,9 @@ def _complaints(
     by_path: dict[Path, list[Complaint]] = {}
     for detail in error.errors(include_url=False, include_input=False):
         path = _path(data, detail["loc"], detail["type"])
-        if detail["type"] == "too_short":
-            if len(_get(data, path)) >= detail["ctx"]["min_length"]:
-                continue  # pydantic counts only items without mistakes
+        least = detail["ctx"]["min_length"] if detail["type"] == "too_short" else None
+        if least is not None and len(_get(data, path)) >= least:
+            continue  # pydantic counts only items without mistakes
         by_path.setdefault(path, []).append(_complaint(detail, model, data, path, foreign))
     for complaints in by_path.values():
         first = complaints[0]

@@ -7,6 +7,7 @@ editors, would take a third of the memory of an engine and of the time of its st
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -33,10 +34,10 @@ Made = TypeVar("Made", bound="Section")
 class Section:
     """What settings derive from; a subclass is a frozen dataclass.
 
-    A field is a `bool`, `int`, `float`, `str`, `Literal`, another section, `tuple[X, ...]` of these, or a union
-    of them, such as with None. `Annotated` adds bounds of `annotated_types` (`Ge`, `Gt`, `Le`, `Lt`, `Interval`,
-    `MinLen`), a `Check`, or a unit (`tent_core.units`). Nothing else is converted, and unknown keys are
-    mistakes. The text under a field is its description in the JSON Schema.
+    A field is a `bool`, `int`, `float`, `str`, `Literal`, another section, `tuple[X, ...]` of these, or a
+    union of them, such as with None. `Annotated` adds bounds of `annotated_types` (`Ge`, `Gt`, `Le`, `Lt`,
+    `Interval`, `MinLen`), a `Check`, or a unit (`tent_core.units`). Nothing else is converted, and unknown
+    keys are mistakes. The text under a field is its description in the JSON Schema.
     """
 
     __slots__ = ()
@@ -94,21 +95,21 @@ def read(
 
 def keys(model: type[Section]) -> list[str]:
     """The names of its fields, sorted."""
-    return sorted(_kinds(model))
+    return sorted(field.name for field in fields(model))  # type: ignore[arg-type]
 
 
 @cache
-def _kinds(model: type[Section]) -> Mapping[str, Any]:
+def _kinds(model: Any) -> Mapping[str, Any]:
     """Its fields and their types, in order."""
     hints = get_type_hints(model, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(model)}  # type: ignore[arg-type]
+    return {field.name: hints[field.name] for field in fields(model)}
 
 
 @cache
-def _required(model: type[Section]) -> frozenset[str]:
+def _required(model: Any) -> frozenset[str]:
     return frozenset(
         field.name
-        for field in fields(model)  # type: ignore[arg-type]
+        for field in fields(model)
         if field.default is MISSING and field.default_factory is MISSING
     )
 
@@ -128,9 +129,7 @@ class _Reader:
     def __init__(self) -> None:
         self.complaints: list[Complaint] = []
 
-    def section(
-        self, model: type[Section], data: object, path: Path, foreign: Collection[str] = ()
-    ) -> Any:
+    def section(self, model: Any, data: object, path: Path, foreign: Collection[str] = ()) -> Any:
         if not isinstance(data, Mapping):
             return self._refuse(path, data, "a mapping")
         kinds, before = _kinds(model), len(self.complaints)
@@ -174,8 +173,12 @@ class _Reader:
             return value
         if kind not in _PLAIN:
             raise TypeError(f"settings cannot have a field of the type {kind!r}")
-        if type(value) is kind or (kind is float and type(value) is int):
-            return kind(value)
+        is_bool = isinstance(value, bool)  # which is an int to Python, and none here
+        if isinstance(value, kind) and is_bool == (kind is bool):
+            return value
+        if kind is float and isinstance(value, int) and not is_bool:
+            with suppress(OverflowError):
+                return float(value)
         return self._refuse(path, value, _PLAIN[kind])
 
     def _annotated(self, kind: Any, marks: list[Any], value: object, path: Path) -> Any:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-
 from tent_core import host
 from tent_core.control.connection import Connection
 from tent_core.control.contract import Checksum, Notification, SessionInfo
