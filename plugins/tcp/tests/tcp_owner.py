@@ -37,7 +37,9 @@ class Owner(Side):
         super().__init__(tent_transport(), **settings)
         context: Any = self.context
         context.log = Logger(
-            lambda level, event, fields: self.events.append({**fields, "event": event, "level": level})
+            lambda level, event, fields: self.events.append(
+                {**fields, "event": event, "level": level}
+            )
         )
         context.listen_host = context.advertise_host = host
 
