@@ -1,6 +1,6 @@
 """Many blocks of one size between mappings of this process, without a system call that pins their pages.
 
-To numpy, memory is an array of blocks that start one byte after another, so that an address less the lowest
+To numpy, the whole address space is an array of blocks that start one byte after another, so that an address
 is an index; blocks are gathered by such indexes into a portion that fits the second-level cache, and from
 there scattered. For large blocks the second copy costs more than an assignment of a memoryview for each.
 Microseconds, beside one call of process_vm_writev(2) on this process's own memory: 1,000 x 4 KiB 131 (436),
@@ -10,8 +10,8 @@ Microseconds, beside one call of process_vm_writev(2) on this process's own memo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,13 @@ LARGE_BLOCK = 32 << 10
 
 _PORTION_BYTES = 256 << 10
 
-_SPAN = 1 << 40
-"""numpy multiplies the number of places by the size of a block, which must stay below 2^63."""
+_FIRST = 1
+"""The address of index 0 of all memory: numpy takes address 0 for none."""
+
+_END = 1 << 48
+"""No kernel maps memory beyond, unless it is asked to (47 bits on x86-64 and riscv64, 48 on arm64, says
+`Documentation/arch` of Linux); numpy would raise IndexError, before it copies anything. It multiplies the
+number of places by the size of a block, below LARGE_BLOCK, which must stay below 2^63."""
 
 
 class _Raw:
@@ -45,18 +50,15 @@ class _Raw:
         }
 
 
-class _Side(NamedTuple):
-    """Blocks at `indexes` of the bytes from `lowest` on, which are `span` places for a block."""
+_first = np.uint64(_FIRST)
+_memory = np.asarray(_Raw(_FIRST, _END - _FIRST, "|u1")).data
+"""All of the address space; only what is mapped may be touched."""
 
-    lowest: int
-    span: int
-    indexes: NDArray[np.intp]
 
-    def blocks(self, block: int) -> NDArray[Any]:
-        return np.asarray(_Raw(self.lowest, self.span, f"|V{block}"))
-
-    def memory(self, block: int) -> memoryview:
-        return np.asarray(_Raw(self.lowest, self.span - 1 + block, "|u1")).data
+@lru_cache(maxsize=64)
+def _blocks(size: int) -> NDArray[Any]:
+    """The same, as blocks of that size at every address."""
+    return np.asarray(_Raw(_FIRST, _END - _FIRST - size, f"|V{size}"))
 
 
 def arranged(target: Iovecs, source: Iovecs, total: int) -> Callable[[], None] | None:
@@ -67,26 +69,20 @@ def arranged(target: Iovecs, source: Iovecs, total: int) -> Callable[[], None] |
     n = len(source)
     if n < LEAST or total > MOST_BYTES:
         return None
-    block = int(source[:, 1].max())
+    block = int(np.maximum.reduce(source[:, 1]))
     if total != n * block:  # the others are not as long as the longest
         return None
-    to, from_ = _side(target), _side(source)
-    if max(to.span, from_.span) > _SPAN:
-        return None
-    if block < LARGE_BLOCK:
-        portion = _PORTION_BYTES // block
-        return partial(
-            _gather, to.blocks(block), to.indexes, from_.blocks(block), from_.indexes, portion
-        )
-    places = list(zip(to.indexes.tolist(), from_.indexes.tolist(), strict=True))
-    return partial(_copy_each, to.memory(block), from_.memory(block), places, block)
-
-
-def _side(iovecs: Iovecs) -> _Side:
-    addresses = iovecs[:, 0]
-    lowest = addresses.min()
-    indexes = (addresses - lowest).view(np.intp)
-    return _Side(int(lowest), int(indexes.max()) + 1, indexes)
+    here = np.subtract(source[:, 0], _first).view(np.intp)
+    if block >= LARGE_BLOCK:
+        there = np.subtract(target[:, 0], _first)
+        return partial(_copy_each, list(zip(there.tolist(), here.tolist(), strict=True)), block)
+    # The target has bounds: numpy copies what it is about to assign once more where that may lie within.
+    addresses = target[:, 0]
+    lowest = np.minimum.reduce(addresses)
+    span = int(np.maximum.reduce(addresses) - lowest) + 1
+    places = np.asarray(_Raw(int(lowest), span, f"|V{block}"))
+    there = np.subtract(addresses, lowest).view(np.intp)
+    return partial(_gather, places, there, _blocks(block), here, _PORTION_BYTES // block)
 
 
 def _gather(
@@ -101,8 +97,6 @@ def _gather(
         target[there[rows]] = source[here[rows]]
 
 
-def _copy_each(
-    target: memoryview, source: memoryview, places: list[tuple[int, int]], block: int
-) -> None:
+def _copy_each(places: list[tuple[int, int]], block: int) -> None:
     for there, here in places:
-        target[there : there + block] = source[here : here + block]
+        _memory[there : there + block] = _memory[here : here + block]
