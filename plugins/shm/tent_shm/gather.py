@@ -1,6 +1,6 @@
 """Many blocks of one size between mappings of this process, without a system call that pins their pages.
 
-To numpy, the whole address space is an array of blocks that start one byte after another, so that an address
+To numpy, memory is an array of blocks that start one byte after another, so that an address less the first
 is an index; blocks are gathered by such indexes into a portion that fits the second-level cache, and from
 there scattered. For large blocks the second copy costs more than an assignment of a memoryview for each.
 Microseconds, beside one call of process_vm_writev(2) on this process's own memory: 1,000 x 4 KiB 131 (436),
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tent_core.work import Iovecs
+from tent_shm.syscalls import memory
 
 LEAST = 16
 """With fewer blocks a system call is as fast."""
@@ -28,13 +29,35 @@ LARGE_BLOCK = 32 << 10
 
 _PORTION_BYTES = 256 << 10
 
-_FIRST = 1
-"""The address of index 0 of all memory: numpy takes address 0 for none."""
+_SPAN = 1 << 40
+"""numpy multiplies the number of places by the size of a block, which must stay below 2^63."""
 
-_END = 1 << 48
-"""No kernel maps memory beyond, unless it is asked to (47 bits on x86-64 and riscv64, 48 on arm64, says
-`Documentation/arch` of Linux); numpy would raise IndexError, before it copies anything. It multiplies the
-number of places by the size of a block, below LARGE_BLOCK, which must stay below 2^63."""
+
+class Region(NamedTuple):
+    """Memory in which all blocks of a side lie: its first address as their iovecs have it, where that is
+    mapped here, and its bytes."""
+
+    start: int
+    address: int
+    length: int
+
+
+def around(iovecs: Iovecs) -> Region:
+    """The smallest region of these blocks, which are mapped where they say."""
+    lowest = int(iovecs[:, 0].min())
+    return Region(lowest, lowest, int((iovecs[:, 0] + iovecs[:, 1]).max()) - lowest)
+
+
+class Side(NamedTuple):
+    """Blocks, and the region that they lie in."""
+
+    iovecs: Iovecs
+    region: Region
+
+    @property
+    def indexes(self) -> NDArray[np.intp]:
+        """The blocks' places within the region."""
+        return np.subtract(self.iovecs[:, 0], np.uint64(self.region.start)).view(np.intp)
 
 
 class _Raw:
@@ -50,39 +73,34 @@ class _Raw:
         }
 
 
-_first = np.uint64(_FIRST)
-_memory = np.asarray(_Raw(_FIRST, _END - _FIRST, "|u1")).data
-"""All of the address space; only what is mapped may be touched."""
+@lru_cache(maxsize=256)
+def _blocks(address: int, length: int, block: int) -> NDArray[Any]:
+    """A region as blocks. Only a description: it may outlive the memory."""
+    return np.asarray(_Raw(address, length - block + 1, f"|V{block}"))
 
 
-@lru_cache(maxsize=64)
-def _blocks(size: int) -> NDArray[Any]:
-    """The same, as blocks of that size at every address."""
-    return np.asarray(_Raw(_FIRST, _END - _FIRST - size, f"|V{size}"))
-
-
-def arranged(target: Iovecs, source: Iovecs, total: int) -> Callable[[], None] | None:
+def arranged(target: Side, source: Side, total: int) -> Callable[[], None] | None:
     """A call that copies row i of `source` to row i of `target`; None where a system call does as well.
 
     Addresses that are not mapped end the process, as with memmove.
     """
-    n = len(source)
-    if n < LEAST or total > MOST_BYTES:
+    lengths = source.iovecs[:, 1]
+    n = len(lengths)
+    if n < LEAST or total > MOST_BYTES or max(target.region.length, source.region.length) > _SPAN:
         return None
-    block = int(np.maximum.reduce(source[:, 1]))
+    block = int(np.maximum.reduce(lengths))
     if total != n * block:  # the others are not as long as the longest
         return None
-    here = np.subtract(source[:, 0], _first).view(np.intp)
+    _, to, to_size = target.region
+    _, from_, from_size = source.region
+    there, here = target.indexes, source.indexes
     if block >= LARGE_BLOCK:
-        there = np.subtract(target[:, 0], _first)
-        return partial(_copy_each, list(zip(there.tolist(), here.tolist(), strict=True)), block)
-    # The target has bounds: numpy copies what it is about to assign once more where that may lie within.
-    addresses = target[:, 0]
-    lowest = np.minimum.reduce(addresses)
-    span = int(np.maximum.reduce(addresses) - lowest) + 1
-    places = np.asarray(_Raw(int(lowest), span, f"|V{block}"))
-    there = np.subtract(addresses, lowest).view(np.intp)
-    return partial(_gather, places, there, _blocks(block), here, _PORTION_BYTES // block)
+        places = list(zip(there.tolist(), here.tolist(), strict=True))
+        return partial(_copy_each, memory(to, to_size), memory(from_, from_size), places, block)
+    portion = _PORTION_BYTES // block
+    return partial(
+        _gather, _blocks(to, to_size, block), there, _blocks(from_, from_size, block), here, portion
+    )
 
 
 def _gather(
@@ -97,6 +115,8 @@ def _gather(
         target[there[rows]] = source[here[rows]]
 
 
-def _copy_each(places: list[tuple[int, int]], block: int) -> None:
+def _copy_each(
+    target: memoryview, source: memoryview, places: list[tuple[int, int]], block: int
+) -> None:
     for there, here in places:
-        _memory[there : there + block] = _memory[here : here + block]
+        target[there : there + block] = source[here : here + block]
