@@ -144,11 +144,10 @@ def _whole(stream: Stream, quick: bool, ways: Ways) -> Whole | None:
 def _gathered(requests: Requests, target: Target, ways: Ways) -> Whole | None:
     """The call that moves everything between two steady buffers by way of numpy; None where it would be
     slower than another."""
-    mapping, used = target.mapping, requests.local_used
+    there, used = target.region, requests.local_used
     here = ways.steady(used[0]) if len(used) == 1 else None
-    if mapping is None or here is None or _direct(len(requests), requests.total):
+    if there is None or here is None or _direct(len(requests), requests.total):
         return None
-    there = Region(target.buffer.address, mapping.address, mapping.size)
     return _between(
         requests.opcode, Side(requests.local, here), Side(requests.remote, there), requests.total
     )

@@ -39,8 +39,8 @@ class ShmTransport(Transport):
         self._tools: Tools | None = None
         self._vectors = False
         self._lock = threading.Lock()
-        self._steady: dict[int, LocalBuffer] = {}
-        """Buffers whose memory can be touched without a fault."""
+        self._steady: dict[int, tuple[int, Region]] = {}
+        """Generation and place of buffers whose memory can be touched without a fault."""
         self._endpoints: set[ShmEndpoint] = set()
 
     def start(self, context: TransportContext) -> None:
@@ -115,7 +115,7 @@ class ShmTransport(Transport):
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
         # Nothing of ours touches it: peers hold mappings, and the engine has waited for them to let go.
         known = self._steady.get(buffer.id)
-        if known is not None and known.generation == buffer.generation:
+        if known is not None and known[0] == buffer.generation:
             del self._steady[buffer.id]
 
     def stop(self) -> None:
@@ -148,14 +148,15 @@ class ShmTransport(Transport):
             return None
         if buffer.memory_fd < 0:
             return BufferAttribute(None).encode()
-        self._steady[buffer.id] = buffer
+        region = Region(buffer.address, buffer.address, buffer.length)
+        self._steady[buffer.id] = buffer.generation, region
         if buffer.permission is Permission.LOCAL_READ_WRITE:
             return BufferAttribute(None).encode()  # no peer has use for the memfd
         return BufferAttribute(mapping.describe(buffer.memory_fd)).encode()
 
     def _region(self, number: int) -> Region | None:
-        buffer = self._steady.get(number)
-        return None if buffer is None else Region(buffer.address, buffer.address, buffer.length)
+        known = self._steady.get(number)
+        return None if known is None else known[1]
 
     def _forget(self, endpoint: ShmEndpoint) -> None:
         with self._lock:
