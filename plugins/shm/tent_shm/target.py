@@ -25,8 +25,10 @@ class Target:
     ) -> None:
         self.buffer = buffer
         self.mapping = mapping
-        self.region = mapping and Region(buffer.address, mapping.address, mapping.size)
-        """Where its addresses are in this process; None where it is not mapped."""
+        self.region: Region | None = None
+        """Where its addresses are in this process, if it is mapped."""
+        if mapping is not None:
+            self.region = Region(buffer.address, mapping.address, mapping.size)
         self.gone: Exception | None = None
         self._users: list[None] = []
         self._released = [released]
