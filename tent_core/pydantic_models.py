@@ -69,6 +69,11 @@ def json_schema(model: type, references: str) -> dict[str, Any]:
 class _Schema(GenerateJsonSchema):
     """Writes the defaults of a section as YAML would, with units."""
 
+    def get_default_value(self, schema: Any) -> Any:
+        if "default_factory" in schema:  # of a section, where it takes nothing
+            return schema["default_factory"]()
+        return super().get_default_value(schema)
+
     def encode_default(self, dft: Any) -> Any:
         if isinstance(dft, Section):
             return TypeAdapter(type(dft)).dump_python(dft, mode="json")

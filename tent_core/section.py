@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -34,10 +35,11 @@ Made = TypeVar("Made", bound="Section")
 class Section:
     """What settings derive from; a subclass is a frozen dataclass.
 
-    A field is a `bool`, `int`, `float`, `str`, `Literal`, another section, `tuple[X, ...]` of these, or a
-    union of them, such as with None. `Annotated` adds bounds of `annotated_types` (`Ge`, `Gt`, `Le`, `Lt`,
-    `Interval`, `MinLen`), a `Check`, or a unit (`tent_core.units`). Nothing else is converted, and unknown
-    keys are mistakes. The text under a field is its description in the JSON Schema.
+    A field is a `bool`, `int`, `float`, `str`, `Literal`, `StrEnum`, another section, `tuple[X, ...]` or
+    `dict[str, X]` of these, or a union of them, such as with None. `Annotated` adds bounds of
+    `annotated_types` (`Ge`, `Gt`, `Le`, `Lt`, `Interval`, `MinLen`), a `Check`, or a unit
+    (`tent_core.units`). Nothing else is converted, and unknown keys are mistakes. The text under a field is
+    its description in the JSON Schema.
     """
 
     __slots__ = ()
@@ -49,8 +51,10 @@ class Section:
 
     @classmethod
     def conflicts(cls, read: Mapping[str, Any]) -> Iterable[tuple[str, NotAllowed]]:
-        """Fields whose value does not go with that of others, of those that could be `read`. None, unless
-        a section says otherwise."""
+        """Fields whose value does not go with that of others. None, unless a section says otherwise.
+
+        `read` has the fields that are given and could be read, and the defaults of what is not given.
+        """
         return ()
 
 
@@ -106,12 +110,15 @@ def _kinds(model: Any) -> Mapping[str, Any]:
 
 
 @cache
-def _required(model: Any) -> frozenset[str]:
-    return frozenset(
-        field.name
-        for field in fields(model)
-        if field.default is MISSING and field.default_factory is MISSING
-    )
+def _defaults(model: Any) -> Mapping[str, Callable[[], Any]]:
+    """What makes the defaults of the fields that need not be given."""
+    made: dict[str, Callable[[], Any]] = {}
+    for field in fields(model):
+        if field.default_factory is not MISSING:
+            made[field.name] = field.default_factory
+        elif field.default is not MISSING:
+            made[field.name] = lambda default=field.default: default  # type: ignore[misc]
+    return made
 
 
 _REFUSED: Any = object()
@@ -139,7 +146,7 @@ class _Reader:
             if name in data
         }
         for name in kinds:
-            if name in _required(model) and name not in data:
+            if name not in data and name not in _defaults(model):
                 self._complain((*path, name), "nothing", "this key is required")
         known = [*foreign, *sorted(kinds)]
         for key in data:
@@ -147,8 +154,11 @@ class _Reader:
                 near = nearest(key, known) if isinstance(key, str) else None
                 self._complain((*path, key), "an unknown key", ", ".join(known), near)
         made = {name: value for name, value in made.items() if value is not _REFUSED}
-        for name, error in model.conflicts(made):
-            self._refuse((*path, name), data[name], error)
+        every = made | {
+            name: made_of() for name, made_of in _defaults(model).items() if name not in data
+        }
+        for name, error in model.conflicts(every):
+            self._refuse((*path, name), data.get(name, every[name]), error)
         if len(self.complaints) > before:
             return _REFUSED
         try:
@@ -167,8 +177,12 @@ class _Reader:
             return self._choice(arguments, value, path)
         if origin is tuple and arguments[1:] == (...,):
             return self._items(arguments[0], value, path)
+        if origin is dict and arguments[0] is str:
+            return self._entries(arguments[1], value, path)
         if isinstance(kind, type) and issubclass(kind, Section):
             return self.section(kind, value, path)
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return self._choice(tuple(kind), value, path)
         if kind is Any:
             return value
         if kind not in _PLAIN:
@@ -215,7 +229,7 @@ class _Reader:
 
     def _choice(self, choices: tuple[Any, ...], value: object, path: Path) -> Any:
         for choice in choices:
-            if value == choice and type(value) is type(choice):
+            if value == choice and type(value) in (type(choice), str):  # 1 is not True
                 return choice
         words = [str(choice) for choice in choices]
         near = nearest(value, words) if isinstance(value, str) else None
@@ -226,6 +240,15 @@ class _Reader:
             return self._refuse(path, value, "a list")
         made = [self.value(kind, item, (*path, index)) for index, item in enumerate(value)]
         return _REFUSED if any(item is _REFUSED for item in made) else tuple(made)
+
+    def _entries(self, kind: Any, value: object, path: Path) -> Any:
+        if not isinstance(value, Mapping):
+            return self._refuse(path, value, "a mapping")
+        for key in value:
+            if not isinstance(key, str):
+                return self._refuse((*path, key), key, "text as a key")
+        made = {key: self.value(kind, inner, (*path, key)) for key, inner in value.items()}
+        return _REFUSED if any(item is _REFUSED for item in made.values()) else made
 
     def _refuse(self, path: Path, value: object, why: str | Exception) -> Any:
         self._complain(path, described(value), str(why), getattr(why, "nearest", None))

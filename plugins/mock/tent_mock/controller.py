@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tent_core import models
 from tent_core.errors import TransportError
 from tent_core.types import Opcode
 from tent_mock.clock import Clock, ManualClock
@@ -55,7 +56,7 @@ class Controller:
 
     def plan(self, do: Do | str, **fields: Any) -> None:
         """Add a step that counts from now: `plan("refuse")` is for ever, `plan("refuse", at=1)` once."""
-        step = Step(do=Do(do), **fields)
+        step: Step = models.make(Step, do=do, **fields)
         with self._changed:
             self._script.add(step)
 

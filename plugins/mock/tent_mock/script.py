@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from annotated_types import Ge, Interval
 
+from tent_core.mistakes import NotAllowed
+from tent_core.section import Section
 from tent_core.types import Opcode
 from tent_core.units import Seconds, Size
 
@@ -57,7 +59,8 @@ _ALLOWED = {
 }
 
 
-class Step(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Step(Section):
     """One line of a script. `at` counts, from 1, what matches `on`, `peer`, `opcode` since it was added.
 
     A step is due at `at`, then at every `every`-th match, `times` times in all: by default once if `at` is
@@ -67,14 +70,12 @@ class Step(BaseModel):
     `short` moves of each request, half of them by default; `fenced` belongs to `fail`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     do: Do
     on: On = On.REQUEST
-    at: int | None = Field(default=None, ge=1)
-    every: int = Field(default=1, ge=1)
-    times: int | None = Field(default=None, ge=1)
-    chance: float = Field(default=1.0, ge=0.0, le=1.0)
+    at: Annotated[int, Ge(1)] | None = None
+    every: Annotated[int, Ge(1)] = 1
+    times: Annotated[int, Ge(1)] | None = None
+    chance: Annotated[float, Interval(ge=0.0, le=1.0)] = 1.0
     peer: str | None = None
     opcode: Literal["read", "write"] | None = None
     seconds: Seconds = 0.0
@@ -82,16 +83,19 @@ class Step(BaseModel):
     moved: Size | None = None
     fenced: bool = True
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        allowed = _ALLOWED[self.on]
-        if self.do not in allowed:
-            raise ValueError(
-                f"do: {self.do} has no meaning for on: {self.on}; allowed are {', '.join(sorted(allowed))}"
+    @classmethod
+    def conflicts(cls, read: Mapping[str, Any]) -> Iterator[tuple[str, NotAllowed]]:
+        """An action that the event cannot have, and an opcode where there is none."""
+        do, on = read.get("do"), read.get("on")
+        if on is None:
+            return
+        if do is not None and do not in _ALLOWED[on]:
+            yield (
+                "do",
+                NotAllowed(f"{', '.join(sorted(_ALLOWED[on]))}: it has no meaning for on: {on}"),
             )
-        if self.opcode is not None and self.on is not On.REQUEST:
-            raise ValueError(f"opcode is of requests; on: {self.on} has none")
-        return self
+        if read.get("opcode") is not None and on is not On.REQUEST:
+            yield "opcode", NotAllowed(f"null: it is of requests, and on: {on} has none")
 
     def matches(self, on: On, peer: str, opcode: Opcode | None) -> bool:
         """Whether this kind of event counts for the step."""

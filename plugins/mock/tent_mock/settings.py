@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from tent_core.section import Section
 from tent_mock.script import Step
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings(Section):
     """`move` false reports success without moving a byte, and then peers need not be in this process.
 
     `clock: manual` lets delays end only by `Controller.advance`. `handshake` makes each connection do one
     bootstrap call, which the other side counts. With `bind` prepared requests are bound, as long as there is
     no script.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     move: bool = True
     seed: int = 0

@@ -7,8 +7,9 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
+from tent_core import models
+from tent_core.errors import ConfigError
 from tent_core.types import Opcode
 from tent_mock import Do, ManualClock, On, Settings, Step, ThreadClock
 from tent_mock.script import Script
@@ -57,15 +58,15 @@ def test_what_is_drawn_depends_on_the_number_of_the_match_not_on_other_events(
         ({"do": "refuse", "on": "close"}, "no meaning"),
         ({"do": "unreachable"}, "no meaning"),
         ({"do": "fail", "on": "stop", "opcode": "read"}, "of requests"),
-        ({"do": "fail", "at": 0}, "greater than or equal to 1"),
-        ({"do": "fail", "when": 3}, "Extra inputs"),
+        ({"do": "fail", "at": 0}, "at least 1"),
+        ({"do": "fail", "when": 3}, "an unknown key"),
     ],
 )
 def test_a_step_that_makes_no_sense_is_refused_with_the_reason(
     fields: dict[str, object], reason: str
 ) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        Settings(script=(fields,))
+    with pytest.raises(ConfigError, match=reason):
+        models.make(Settings, script=[fields])
 
 
 def test_a_manual_clock_makes_the_calls_that_fall_due_in_order() -> None:

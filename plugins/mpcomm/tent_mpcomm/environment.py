@@ -7,12 +7,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-
+from tent_core import section
 from tent_core.errors import TransportUnavailable
-from tent_mpcomm.settings import Settings, Tuning
+from tent_mpcomm.settings import Settings
 
 VARIABLES: Mapping[str, str] = {
     "gid_index": "MPCOMM_GID_INDEX",
@@ -53,7 +53,7 @@ def settle(settings: Settings, environ: Mapping[str, str]) -> tuple[Settings, Ma
             f"MPComm's environment has mistakes: {'; '.join(mistakes)}. Mend or unset the variables"
         )
     given = {field: value for field, value in found.items() if getattr(settings, field) is None}
-    settled = settings.model_copy(update=given)
+    settled = replace(settings, **given)
     values = {
         variable: _text(value)
         for field, variable in VARIABLES.items()
@@ -71,11 +71,10 @@ def _checked(field: str, text: str) -> Any:
         if not _NUMBER.fullmatch(text):
             raise ValueError("expected a whole number")
         value = int(text)
-    model = Settings if field.endswith("_port") else Tuning
-    try:
-        return getattr(model.model_validate({field: value}), field)
-    except ValidationError as error:
-        raise ValueError("; ".join(e["msg"] for e in error.errors())) from None
+    made, complaints = section.read(Settings, {field: value})
+    if made is None:
+        raise ValueError(f"expected {'; '.join(each.allowed for each in complaints)}")
+    return getattr(made, field)
 
 
 def _text(value: object) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from annotated_types import Ge, Interval, MinLen
 
+from tent_core.section import Check, Section
 from tent_core.units import Microseconds, Seconds, Size
 from tent_mpcomm.attribute import Malformed, check_host
 
@@ -23,30 +25,30 @@ def _device(name: str) -> str:
     return name
 
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Device = Annotated[str, AfterValidator(_device)]
+Port = Annotated[int, Interval(ge=1, le=65535)]
+Device = Annotated[str, Check(_device)]
 
 
-class Tuning(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Tuning(Section):
     """What the library reads from the environment, in the units of its variables. None leaves it to them.
 
     Ranges are those that the library's documentation gives; where it gives none, what cannot work is refused.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    gid_index: Annotated[int, Field(ge=-1, le=255)] | None = None
-    nic_filter: tuple[Device, ...] | None = Field(default=None, min_length=1)
-    max_transfer_size: Annotated[Size, Field(ge=1)] | None = None
-    qps_per_connection: Annotated[int, Field(ge=1, le=16)] | None = None
-    poll_batch_size: Annotated[int, Field(ge=1, le=65536)] | None = None
-    max_idle_spins: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    max_send_wr: Annotated[int, Field(ge=1, le=65536)] | None = None
-    max_outstanding_per_qp: Annotated[int, Field(ge=1, le=65536)] | None = None
+    gid_index: Annotated[int, Interval(ge=-1, le=255)] | None = None
+    nic_filter: Annotated[tuple[Device, ...], MinLen(1)] | None = None
+    max_transfer_size: Annotated[Size, Ge(1)] | None = None
+    qps_per_connection: Annotated[int, Interval(ge=1, le=16)] | None = None
+    poll_batch_size: Annotated[int, Interval(ge=1, le=65536)] | None = None
+    max_idle_spins: Annotated[int, Interval(ge=0, le=2**31 - 1)] | None = None
+    max_send_wr: Annotated[int, Interval(ge=1, le=65536)] | None = None
+    max_outstanding_per_qp: Annotated[int, Interval(ge=1, le=65536)] | None = None
     log_level: Literal["error", "warn", "info", "debug"] | None = None
-    transfer_stats_interval: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    transfer_stats_interval: Annotated[int, Interval(ge=0, le=2**31 - 1)] | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Settings(Tuning):
     """Settings of the transport `mpcomm`, beside those of `Tuning`.
 
@@ -65,13 +67,13 @@ class Settings(Tuning):
     """
 
     listen_port: Port | None = None
-    advertise_host: Annotated[str, AfterValidator(_host)] | None = None
+    advertise_host: Annotated[str, Check(_host)] | None = None
     advertise_port: Port | None = None
     remote_port: Port | None = None
     gpu: bool = True
-    connect_timeout: Annotated[Seconds, Field(gt=0, le=60)] = 3.0
-    retire_after: Annotated[int, Field(ge=1, le=1_000_000)] = 3
-    max_retained: Annotated[int, Field(ge=0, le=1_000_000)] = 64
-    spin: Annotated[Microseconds, Field(ge=0, le=10_000)] = 50.0
-    poll_interval: Annotated[Microseconds, Field(gt=0, le=1_000_000)] = 1000.0
-    window: Annotated[int, Field(ge=1, le=65536)] = 1024
+    connect_timeout: Annotated[Seconds, Interval(gt=0, le=60)] = 3.0
+    retire_after: Annotated[int, Interval(ge=1, le=1_000_000)] = 3
+    max_retained: Annotated[int, Interval(ge=0, le=1_000_000)] = 64
+    spin: Annotated[Microseconds, Interval(ge=0, le=10_000)] = 50.0
+    poll_interval: Annotated[Microseconds, Interval(gt=0, le=1_000_000)] = 1000.0
+    window: Annotated[int, Interval(ge=1, le=65536)] = 1024

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tent_core import models
 from tent_core.doctor.finding import Level
 from tent_core.topology import RdmaDevice, RdmaPort, Topology
 from tent_mock.mpcomm import StandIn
@@ -21,7 +22,7 @@ def found(
     topology: Topology = UP, library: Any = HERE, environ: Any = None, **settings: Any
 ) -> dict[str, tuple[Level, str]]:
     """Findings by subject."""
-    findings = doctor.findings(topology, Settings(**settings), library, environ or {})
+    findings = doctor.findings(topology, models.make(Settings, **settings), library, environ or {})
     return {f.subject: (f.level, f"{f.found} {f.remedy}") for f in findings}
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from annotated_types import Ge, Gt, Interval
 
-from tent_core.units import Microseconds, Seconds, Size
+from tent_core.mistakes import NotAllowed
+from tent_core.section import Section
+from tent_core.units import Microseconds, Seconds, Size, format_size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-class DeviceSettings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class DeviceSettings(Section):
     """What is overridden for one device: `port`, `gid_index`. What is not given is chosen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    port: Annotated[int, Field(ge=1, le=255)] | None = None
-    gid_index: Annotated[int, Field(ge=0, le=65535)] | None = None
+    port: Annotated[int, Interval(ge=1, le=255)] | None = None
+    gid_index: Annotated[int, Interval(ge=0, le=65535)] | None = None
 
 
-class PoolSettings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class PoolSettings(Section):
     """A named pool of queue pairs, of its own for each peer, and how its packets are marked.
 
     - `queue_pairs`: data queue pairs per connection. A device works on each with one engine at a time
@@ -29,14 +33,13 @@ class PoolSettings(BaseModel):
     - `traffic_class`: 0 to 255, on RoCE v2 the byte of DSCP and ECN.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    queue_pairs: Annotated[int, Field(ge=1, le=64)] = 2
-    service_level: Annotated[int, Field(ge=0, le=15)] = 0
-    traffic_class: Annotated[int, Field(ge=0, le=255)] = 0
+    queue_pairs: Annotated[int, Interval(ge=1, le=64)] = 2
+    service_level: Annotated[int, Interval(ge=0, le=15)] = 0
+    traffic_class: Annotated[int, Interval(ge=0, le=255)] = 0
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings(Section):
     """Settings of the transport `rdma`.
 
     - `devices`: names of the devices that may be used, all if it is empty; `exclude`: those that may not.
@@ -66,42 +69,43 @@ class Settings(BaseModel):
     - `notifications`: send notifications by queue pairs; else by the control plane.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     devices: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    device: dict[str, DeviceSettings] = {}
+    device: dict[str, DeviceSettings] = field(default_factory=dict)
     ip_version: Literal[4, 6] = 4
-    nic_priority: dict[str, tuple[tuple[str, ...], ...]] = {}
-    pools: dict[str, PoolSettings] = {}
-    max_connections: Annotated[int, Field(ge=1, le=65536)] = 256
-    send_depth: Annotated[int, Field(ge=16, le=8192)] = 256
-    group: Annotated[int, Field(ge=1, le=1024)] = 64
-    slice: Annotated[Size, Field(ge=4 * KIB, le=1 * GIB)] = 64 * KIB
-    largest_slice: Annotated[Size, Field(ge=4 * KIB, le=1 * GIB)] = 1 * MIB
+    nic_priority: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    pools: dict[str, PoolSettings] = field(default_factory=dict)
+    max_connections: Annotated[int, Interval(ge=1, le=65536)] = 256
+    send_depth: Annotated[int, Interval(ge=16, le=8192)] = 256
+    group: Annotated[int, Interval(ge=1, le=1024)] = 64
+    slice: Annotated[Size, Interval(ge=4 * KIB, le=1 * GIB)] = 64 * KIB
+    largest_slice: Annotated[Size, Interval(ge=4 * KIB, le=1 * GIB)] = 1 * MIB
     rail_choice: Literal["predicted", "round_robin"] = "predicted"
-    numa_penalty: Annotated[float, Field(ge=1, le=100)] = 1.5
-    probe_every: Annotated[int, Field(ge=2, le=1_000_000)] = 64
-    error_threshold: Annotated[int, Field(ge=1, le=1000)] = 3
-    error_window: Annotated[Seconds, Field(gt=0)] = 10.0
-    cooldown: Annotated[Seconds, Field(gt=0)] = 1.0
-    longest_cooldown: Annotated[Seconds, Field(gt=0)] = 60.0
-    acknowledge_timeout: Annotated[int, Field(ge=1, le=31)] = 14
-    retries: Annotated[int, Field(ge=0, le=7)] = 6
-    pollers: Annotated[int, Field(ge=1, le=16)] = 1
-    spin: Annotated[Microseconds, Field(ge=0, le=10_000)] = 50.0
-    largest_registration: Annotated[Size, Field(ge=64 * KIB)] = 64 * GIB
-    connect_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
-    drain_timeout: Annotated[Seconds, Field(gt=0)] = 2.0
+    numa_penalty: Annotated[float, Interval(ge=1, le=100)] = 1.5
+    probe_every: Annotated[int, Interval(ge=2, le=1_000_000)] = 64
+    error_threshold: Annotated[int, Interval(ge=1, le=1000)] = 3
+    error_window: Annotated[Seconds, Gt(0)] = 10.0
+    cooldown: Annotated[Seconds, Gt(0)] = 1.0
+    longest_cooldown: Annotated[Seconds, Gt(0)] = 60.0
+    acknowledge_timeout: Annotated[int, Interval(ge=1, le=31)] = 14
+    retries: Annotated[int, Interval(ge=0, le=7)] = 6
+    pollers: Annotated[int, Interval(ge=1, le=16)] = 1
+    spin: Annotated[Microseconds, Interval(ge=0, le=10_000)] = 50.0
+    largest_registration: Annotated[Size, Ge(64 * KIB)] = 64 * GIB
+    connect_timeout: Annotated[Seconds, Gt(0)] = 5.0
+    drain_timeout: Annotated[Seconds, Gt(0)] = 2.0
     notifications: bool = True
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Settings:
-        if self.slice > self.largest_slice:
-            raise ValueError("slice is larger than largest_slice")
-        both = set(self.devices) & set(self.exclude)
+    @classmethod
+    def conflicts(cls, read: Mapping[str, Any]) -> Iterator[tuple[str, NotAllowed]]:
+        """Slices and groups beyond their limits, and devices that may and may not be used."""
+        cut, largest = read.get("slice"), read.get("largest_slice")
+        if cut is not None and largest is not None and cut > largest:
+            yield "slice", NotAllowed(f"at most largest_slice, which is {format_size(largest)}")
+        both = set(read.get("devices", ())) & set(read.get("exclude", ()))
         if both:
-            raise ValueError(f"{', '.join(sorted(both))}: in devices and in exclude")
-        if self.group > self.send_depth:
-            raise ValueError("group is larger than send_depth: it would never fit")
-        return self
+            names = ", ".join(sorted(both))
+            yield "exclude", NotAllowed(f"none of devices, which has {names}, too")
+        group, depth = read.get("group"), read.get("send_depth")
+        if group is not None and depth is not None and group > depth:
+            yield "group", NotAllowed(f"at most send_depth, which is {depth}: more would never fit")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tent_rdma.verbs
+from tent_core import models
 from tent_core.errors import TransportError
 from tent_core.testing.harness import Context, DirectPeer, Row, Side, Submitted
 from tent_core.testing.waiting import wait_until
@@ -68,7 +69,7 @@ def side(verbs: FakeVerbs, **settings: Any) -> Side:
     declaration = replace(plugin.tent_transport(), factory=lambda: RdmaTransport(lambda: verbs))
     settings = {"spin": 0, "probe_every": 1_000_000, **settings}
     made = Side(declaration, **settings)
-    made.context = Context(made, declaration.settings(**settings), topology(verbs))
+    made.context = Context(made, models.make(declaration.settings, **settings), topology(verbs))
     return made
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tent_core import models
 from tent_core.errors import TransportUnavailable
 from tent_core.topology import Gid, NumaNode, RdmaDevice, RdmaPort, Topology
 from tent_rdma.devices import Choice, ChosenDevice, DeviceMistake, choose, pair, ranks
@@ -40,7 +41,7 @@ def machine(*devices: RdmaDevice | str, **more: Any) -> Topology:
 
 
 def only(topology: Topology, **settings: Any) -> ChosenDevice:
-    (chosen,) = choose(topology, Settings(**settings)).chosen
+    (chosen,) = choose(topology, models.make(Settings, **settings)).chosen
     return chosen
 
 
@@ -90,7 +91,7 @@ def test_on_infiniband_the_first_gid_is_taken() -> None:
 def test_the_gid_and_the_port_can_be_told_for_each_device() -> None:
     ports = (port(V2_V4, V2_V6), port(V2_V6, number=2))
     topology = machine(RdmaDevice("mlx5_0", ports=ports), "mlx5_1")
-    told = Settings(device={"mlx5_0": {"port": 2, "gid_index": 5}})
+    told = models.make(Settings, device={"mlx5_0": {"port": 2, "gid_index": 5}})
     first, second = choose(topology, told).chosen
     assert (first.port, first.gid_index, first.gid) == (2, 5, V6)
     assert (second.port, second.gid_index) == (1, 3)
@@ -141,7 +142,8 @@ def test_a_machine_without_devices_is_told_how_to_try_it() -> None:
 
 def test_names_and_numbers_that_do_not_exist_are_all_reported_with_what_does() -> None:
     topology = machine(RdmaDevice("mlx5_0", ports=(port(V2_V4),)), "mlx5_1")
-    settings = Settings(
+    settings = models.make(
+        Settings,
         devices=("mlx5_O", "mlx5_1"),
         exclude=("eth0",),
         device={"mlx5_0": {"gid_index": 9}, "mlx5_1": {"port": 2}, "mlx4_0": {}},

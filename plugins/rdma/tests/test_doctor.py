@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tent_core import models
 from tent_core.doctor.finding import Finding, Level
 from tent_core.errors import TransportUnavailable
 from tent_core.topology import Gid, NumaNode, RdmaDevice, RdmaPort, Topology
@@ -51,7 +52,7 @@ def device(name: str, *gids: Gid, state: str = "ACTIVE", node: int = -1) -> Rdma
 def found(*devices: RdmaDevice, load: object = here, **settings: object) -> dict[str, Finding]:
     nodes = (NumaNode(0, distances=(10, 20)), NumaNode(1, distances=(20, 10)))
     topology = Topology(rdma_devices=devices, numa_nodes=nodes)
-    findings = doctor.findings(topology, Settings(**settings), load)  # type: ignore[arg-type]
+    findings = doctor.findings(topology, models.make(Settings, **settings), load)  # type: ignore[arg-type]
     assert all(f.remedy for f in findings if f.level in (Level.WARN, Level.BAD))
     assert all(f.topic == "rdma" for f in findings)
     by_subject = {f.subject: f for f in findings}

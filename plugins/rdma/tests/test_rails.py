@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tent_core import models
 from tent_rdma.rails import Condition, Rails
 from tent_rdma.settings import Settings
 
@@ -19,7 +20,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def rails(count: int = 2, penalties: Sequence[float] | None = None, **settings: Any) -> Rails:
-    return Rails(count, penalties or [1.0] * count, Settings(**settings))
+    return Rails(count, penalties or [1.0] * count, models.make(Settings, **settings))
 
 
 def carry(some: Rails, rail: int, length: int, began: float, seconds: float) -> None:
