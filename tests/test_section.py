@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -158,6 +159,43 @@ def test_what_does_not_go_together_is_told_although_something_else_is_wrong() ->
     assert complaints({"least": "x", "most": 4}, Range) == [
         Complaint(("least",), "'x'", "a whole number")
     ]
+
+
+def test_what_does_not_go_with_the_default_of_another_field_is_told() -> None:
+    assert complaints({"least": 11}, Range) == [Complaint(("most",), "10", "at least 11")]
+
+
+class Colour(StrEnum):
+    RED = "red"
+    GREEN = "green"
+
+
+@dataclass(frozen=True)
+class Lamp(Section):
+    colour: Colour = Colour.RED
+    lamps: dict[str, Inner] = field(default_factory=dict)
+
+
+def test_enumerations_and_mappings_are_read_and_what_is_wrong_in_them_is_told() -> None:
+    for green in ("green", Colour.GREEN):
+        made = models.make(Lamp, colour=green, lamps={"a": {"name": "b"}})
+        assert made == Lamp(Colour.GREEN, {"a": Inner("b")})
+        assert made.colour is Colour.GREEN
+    assert models.make(Lamp).lamps == {}
+    assert complaints({"colour": "gren", "lamps": {"a": {}, "b": 1}}, Lamp) == [
+        Complaint(("colour",), "'gren'", "red, green", "green"),
+        Complaint(("lamps", "a", "name"), "nothing", "this key is required"),
+        Complaint(("lamps", "b"), "1", "a mapping"),
+    ]
+    assert complaints({"colour": 1, "lamps": {1: {}}}, Lamp) == [
+        Complaint(("colour",), "1", "red, green"),
+        Complaint(("lamps", 1), "1", "text as a key"),
+    ]
+    assert complaints({"lamps": []}, Lamp) == [Complaint(("lamps",), "an empty list", "a mapping")]
+
+
+def test_the_json_schema_has_the_default_of_a_mapping() -> None:
+    assert models.json_schema(Lamp, "#/{model}")["properties"]["lamps"]["default"] == {}
 
 
 def test_a_section_that_refuses_itself_is_a_complaint() -> None:

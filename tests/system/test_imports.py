@@ -49,7 +49,7 @@ def test_asking_which_transports_are_installed_imports_none() -> None:
     assert not any(name.startswith("tent_") for name in names)
 
 
-@pytest.mark.parametrize("enabled", ["tcp", "shm"])
+@pytest.mark.parametrize("enabled", ["tcp", "shm", "mock"])
 def test_an_engine_imports_the_plugins_that_are_enabled_and_no_other(enabled: str) -> None:
     names, _ = imported("import tent_core\n" + ENGINE % f"'{enabled}': {{'enable': True}}")
     assert {name for name in names if name.startswith("tent_")} == {f"tent_{enabled}"}
@@ -57,9 +57,10 @@ def test_an_engine_imports_the_plugins_that_are_enabled_and_no_other(enabled: st
 
 def test_an_engine_that_is_given_a_mapping_imports_nothing_heavy_that_it_has_no_use_for() -> None:
     enabled = "'tcp': {'enable': True}, 'shm': {'enable': True, 'copy_threads': 1}"
+    enabled += ", 'mock': {'enable': True, 'script': [{'do': 'fail', 'at': 1}]}"
     names, took = imported("import tent_core\n" + ENGINE % enabled)
     print(f"an engine: {took:.0f} ms")
-    assert {"grpc", "tent_tcp", "tent_shm"} <= names
+    assert {"grpc", "tent_tcp", "tent_shm", "tent_mock"} <= names
     assert not names & HEAVY.keys()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tent_core import models
-from tent_core.errors import TransportUnavailable
+from tent_core.errors import ConfigError, TransportUnavailable
 from tent_core.topology import Gid, NumaNode, RdmaDevice, RdmaPort, Topology
 from tent_rdma.devices import Choice, ChosenDevice, DeviceMistake, choose, pair, ranks
 from tent_rdma.settings import Settings
@@ -368,3 +368,11 @@ def test_both_sides_choose_the_same_rails_when_they_have_the_same_names(
     forth = pair(named(*one), named(*other))[:5]
     back = pair(named(*other), named(*one))[:5]
     assert {(j, i) for i, j in forth} == set(back)
+
+
+def test_settings_that_do_not_go_together_are_all_reported_with_their_limits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        models.make(Settings, slice="2MiB", send_depth=32, devices=["a", "b"], exclude=["b"])
+    assert [line.split(": ")[0] for line in caught.value.mistakes] == ["slice", "exclude", "group"]
+    for limit in ("largest_slice, which is 1MiB", "has b, too", "send_depth, which is 32"):
+        assert limit in str(caught.value)
