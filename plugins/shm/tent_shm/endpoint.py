@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tent_core import gil
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import PeerDeparted, TransportError
 from tent_core.transport import BoundCall, Endpoint, Peer
@@ -67,14 +68,15 @@ class ShmEndpoint(Endpoint):
         what: Plan | None = requests.derived
         if what is None or not what.begin():
             what = self._begun(requests)
-        whole = what.whole
+        crowded = not what.quick and work.may_block and gil.contended()
+        whole = what.held if crowded else what.whole
         if whole is not None and (what.quick or work.may_block) and self._owner.alive:
             moved = whole.call() == whole.answer
             if moved and self._check(what) is None:
                 what.end()
                 work.complete()
                 return
-        self._start(work, what)  # which finds out, too, what was wrong
+        self._start(work, what, crowded)  # which finds out, too, what was wrong
 
     def bind(self, requests: Requests) -> BoundCall | None:
         return bound.bind(plan.make(requests, self._targets.get, self._ways), self._owner)
@@ -123,7 +125,7 @@ class ShmEndpoint(Endpoint):
             return self._departed()
         return what.gone
 
-    def _start(self, work: Work, what: Plan) -> None:
+    def _start(self, work: Work, what: Plan, crowded: bool) -> None:
         """Carry out what one call cannot: here, if the caller waits anyway, and by the pool's threads."""
         for refusal in what.refusals:
             for start, stop in runs_of(refusal.rows, len(work)):
@@ -131,7 +133,9 @@ class ShmEndpoint(Endpoint):
         if not what.streams:
             return
         pool = self._tools.pool
-        threads = len(pool) if what.total >= self._ways.split_bytes else 1
+        # Each share would wait for the GIL of its own.
+        split = what.total >= self._ways.split_bytes and not crowded
+        threads = len(pool) if split else 1
         parts = threads * SHARES_PER_THREAD if threads > 1 else 1
         task = Task(work, what, parts, lambda: self._check(what), self._ended)
         with self._lock:

@@ -37,7 +37,7 @@ class Plan:
     """What a submission uses and does. It never changes: a prepared transfer keeps it for its next post.
 
     `whole` moves everything by one call, where one can and threads do not help much; with `quick` that takes
-    less than about ten microseconds, and it keeps the GIL.
+    less than about ten microseconds, and it keeps the GIL; with `may_hold` that takes a few milliseconds.
     """
 
     targets: tuple[Target, ...]
@@ -46,11 +46,20 @@ class Plan:
     total: int
     whole: Whole | None
     quick: bool
+    may_hold: bool
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
         """How to move everything step by step, made when it is needed: `whole` mostly does without."""
         return self.make_streams()
+
+    @cached_property
+    def held(self) -> Whole | None:
+        """What to call in place of `whole` where other threads compute: it keeps the GIL, which would come
+        back a switch interval later (5 ms), if the copy takes less than that."""
+        if self.quick or not self.may_hold:
+            return self.whole
+        return self.streams[0].whole(keep_gil=True) or self.whole
 
     def begin(self) -> bool:
         """Mark every target as in use; False, with none marked, when one of them is gone."""
@@ -82,7 +91,8 @@ class Ways:
     `own` is this process, `keeper` the thread that names the owner's memory; `vectors` whether
     process_vm_readv(2) may be called on our own memory. `steady` answers where a local buffer is if it can be
     touched without a fault (memory of `allocate`), else None. `quick_weight` is the most that a submission
-    moves with the GIL kept, `split_bytes` where threads help.
+    moves with the GIL kept, `hold_bytes` the same where other threads compute, `split_bytes` where threads
+    help.
     """
 
     own: int
@@ -90,6 +100,7 @@ class Ways:
     vectors: bool
     steady: Callable[[int], Region | None]
     quick_weight: int
+    hold_bytes: int
     split_bytes: int
 
 
@@ -114,10 +125,10 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Pla
     whole = _gathered(requests, lone, ways)
     if whole is not None:
         later = partial(_streams_to, requests, lone, ways)
-        return Plan((lone,), later, (), requests.total, whole, quick)
+        return Plan((lone,), later, (), requests.total, whole, quick, False)
     streams = _streams_to(requests, lone, ways)
-    whole = _whole(streams[0], quick, ways)
-    return Plan((lone,), lambda: streams, (), requests.total, whole, quick)
+    whole, may_hold = _whole(streams[0], quick, ways), requests.total <= ways.hold_bytes
+    return Plan((lone,), lambda: streams, (), requests.total, whole, quick, may_hold)
 
 
 def _to_several(
@@ -125,10 +136,13 @@ def _to_several(
 ) -> Plan:
     streams, refusals = _sorted_out(requests, targets, causes, ways)
     quick = _is_quick(requests, ways)
-    whole = None
+    whole, may_hold = None, False
     if len(streams) == 1 and not refusals:
-        whole = _gathered_anywhere(streams[0]) or _whole(streams[0], quick, ways)
-    return Plan(tuple(targets.values()), lambda: streams, refusals, requests.total, whole, quick)
+        whole = _gathered_anywhere(streams[0])
+        if whole is None:
+            whole, may_hold = _whole(streams[0], quick, ways), requests.total <= ways.hold_bytes
+    several = tuple(targets.values())
+    return Plan(several, lambda: streams, refusals, requests.total, whole, quick, may_hold)
 
 
 def _is_quick(requests: Requests, ways: Ways) -> bool:
