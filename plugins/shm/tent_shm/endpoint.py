@@ -12,6 +12,7 @@ from tent_core.errors import PeerDeparted, TransportError
 from tent_core.transport import BoundCall, Endpoint, Peer
 from tent_core.work import Requests, Work
 from tent_shm import bound, plan
+from tent_shm.crowd import Crowd
 from tent_shm.keeper import Keeper
 from tent_shm.owner import Owner
 from tent_shm.plan import Plan, Ways
@@ -32,6 +33,7 @@ class Tools:
     keeper: Keeper
     pool: Pool
     log: Any
+    crowd: Crowd
 
 
 class ShmEndpoint(Endpoint):
@@ -64,9 +66,17 @@ class ShmEndpoint(Endpoint):
 
     def submit(self, work: Work) -> None:
         requests = work.requests
+        if plan.weight(len(requests), requests.total) <= self._ways.quick_weight:
+            self._carry(work, False)
+            return
+        with self._tools.crowd as crowded:
+            self._carry(work, crowded)
+
+    def _carry(self, work: Work, crowded: bool) -> None:
+        requests = work.requests
         what: Plan | None = requests.derived
         if what is None or not what.begin():
-            what = self._begun(requests)
+            what = self._begun(requests, crowded)
         whole = what.whole
         if whole is not None and (what.quick or work.may_block) and self._owner.alive:
             moved = whole.call() == whole.answer
@@ -108,9 +118,9 @@ class ShmEndpoint(Endpoint):
     def holdings(self) -> Mapping[str, int]:
         return {"mappings": self._targets.mappings, "tasks": len(self._tasks)}
 
-    def _begun(self, requests: Requests) -> Plan:
+    def _begun(self, requests: Requests, crowded: bool) -> Plan:
         """A new plan, with its targets marked as in use."""
-        what = plan.make(requests, self._targets.get, self._ways)
+        what = plan.make(requests, self._targets.get, self._ways, crowded)
         if not what.begin():
             raise what.gone or TransportError("the peer is just unregistering a buffer")
         if requests.reused and not what.refusals:

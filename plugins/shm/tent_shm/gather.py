@@ -59,13 +59,13 @@ class _Side(NamedTuple):
         return np.asarray(_Raw(self.lowest, self.span - 1 + block, "|u1")).data
 
 
-def arranged(target: Iovecs, source: Iovecs, total: int) -> Callable[[], None] | None:
+def arranged(target: Iovecs, source: Iovecs, total: int, crowded: bool = False) -> Callable[[], None] | None:
     """A call that copies row i of `source` to row i of `target`; None where a system call does as well.
 
     Addresses that are not mapped end the process, as with memmove.
     """
     n = len(source)
-    if n < LEAST or total > MOST_BYTES:
+    if n < LEAST or total > MOST_BYTES or (crowded and (n <= 512 or total > 8 << 20)):
         return None
     block = int(source[:, 1].max())
     if total != n * block:  # the others are not as long as the longest
@@ -75,6 +75,8 @@ def arranged(target: Iovecs, source: Iovecs, total: int) -> Callable[[], None] |
         return None
     if block < LARGE_BLOCK:
         portion = _PORTION_BYTES // block
+        if crowded:
+            portion = -(-n // (n // 512))
         return partial(
             _gather, to.blocks(block), to.indexes, from_.blocks(block), from_.indexes, portion
         )

@@ -89,7 +89,7 @@ def weight(n: int, total: int) -> int:
     return total + n * PIECE_BYTES
 
 
-def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Plan:
+def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowded: bool = False) -> Plan:
     """Plan `requests`. `target` answers the Target of a buffer id of the peer, or raises TentError."""
     targets: dict[int, Target] = {}
     causes: dict[int, Exception] = {}
@@ -109,8 +109,8 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Pla
     quick = weight(len(requests), requests.total) <= ways.quick_weight
     whole = None
     if len(streams) == 1 and not refusals:
-        whole = streams[0].gathered()
-        if whole is None and (quick or requests.total < ways.split_bytes):
+        whole = streams[0].gathered(crowded)
+        if whole is None and (quick or crowded or requests.total < ways.split_bytes):
             whole = streams[0].whole(keep_gil=quick)
     return Plan(
         tuple(targets.values()), tuple(streams), tuple(refusals), requests.total, whole, quick

@@ -79,13 +79,13 @@ class Stream:
         vectors = (local.ctypes.data, n, remote.ctypes.data, n)
         return Whole(partial(call, self.pid, *vectors, 0), self.total)
 
-    def gathered(self) -> Whole | None:
+    def gathered(self, crowded: bool = False) -> Whole | None:
         """The call that moves everything by way of numpy, or None if there is none or it would be slower."""
         if not self.steady or self.direct:
             return None
         write = self.opcode is Opcode.WRITE
         target, source = (self.remote, self.local) if write else (self.local, self.remote)
-        call = gather.arranged(target, source, self.total)
+        call = gather.arranged(target, source, self.total, crowded)
         return None if call is None else Whole(call, None)
 
     def step(self, start: int, stop: int) -> int:
