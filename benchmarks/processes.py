@@ -1,8 +1,10 @@
-"""What the machine gives to several at once: the transfers of `threads.py` by bare means, each by a process.
+"""What the machine gives to several at once: the transfers of `threads.py` by bare means, in processes.
 
 Processes share no interpreter lock, so what they gain over one of them is what threads could gain at best:
 memory, caches, the kernel and the processors set the limit. Blocks are copied within memory that both sides
 map ("copy"), by process_vm_writev(2) and process_vm_readv(2), or contiguously over a blocking stream each.
+More processes than processors would each run for milliseconds on end, out of the caches; threads that take
+turns at every call cannot.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import argparse
 import cProfile
 import itertools
 import json
+import os
 import pstats
 import statistics
 import sys
@@ -101,22 +102,25 @@ def measure(bench: Bench, rounds: int, name: str, works_: tuple[Work, ...]) -> R
     def threads(shares: Shares) -> float:
         return timed_together([_in_turn([calls[i] for i in s]) for s in shares], bench.seconds)[1]
 
+    cpus = len(os.sched_getaffinity(0))
     rates = alternated(threads, rounds)
     bench.check(work, calls[0], 3)
     with movers(MEANS[name], works_) as processes:
-        machine = alternated(lambda shares: processes.rate(shares, bench.seconds), rounds)
+        machine = alternated(lambda shares: processes.rate(shares, bench.seconds), rounds, cpus)
     row = Row(f"{name} {_name(work)}", work.case, rates, machine)
     shown = [{n: round(x, 2) for n, x in ratios(r).items()} for r in (rates, machine)]
     print(row.name, *shown, file=sys.stderr)
     return row
 
 
-def alternated(rate: Callable[[Shares], float], rounds: int) -> Rates:
-    """Rates by one and by several with the same calls, round by round, so that drift meets all alike."""
+def alternated(rate: Callable[[Shares], float], rounds: int, most: int = max(THREADS)) -> Rates:
+    """Rates by one and by several (`most` of them) with the same calls, round by round, so that drift meets all
+    alike."""
     rates: Rates = {n: [] for n in THREADS}
     for _ in range(rounds):
         for n, pairs in rates.items():
-            pairs.append((rate([range(n)]), rate([[i] for i in range(n)])))
+            several = min(n, most)
+            pairs.append((rate([range(n)]), rate([range(i, n, several) for i in range(several)])))
     return rates
 
 
