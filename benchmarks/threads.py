@@ -114,8 +114,8 @@ def measure(bench: Bench, rounds: int, name: str, works_: tuple[Work, ...]) -> R
 
 
 def alternated(rate: Callable[[Shares], float], rounds: int, most: int = max(THREADS)) -> Rates:
-    """Rates by one and by several (`most` of them) with the same calls, round by round, so that drift meets all
-    alike."""
+    """Rates by one and by several (at most `most`) with the same calls, round by round, so that drift meets
+    all alike."""
     rates: Rates = {n: [] for n in THREADS}
     for _ in range(rounds):
         for n, pairs in rates.items():

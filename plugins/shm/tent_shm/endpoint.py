@@ -67,16 +67,17 @@ class ShmEndpoint(Endpoint):
     def submit(self, work: Work) -> None:
         requests = work.requests
         if plan.weight(len(requests), requests.total) <= self._ways.quick_weight:
-            self._carry(work, False)
+            self._carry(work, 1)
             return
-        with self._tools.crowd as crowded:
-            self._carry(work, crowded)
+        with self._tools.crowd as crowd:
+            self._carry(work, crowd)
 
-    def _carry(self, work: Work, crowded: bool) -> None:
+    def _carry(self, work: Work, crowd: int) -> None:
+        """Carry it out, as one of so many threads that copy."""
         requests = work.requests
         what: Plan | None = requests.derived
-        if what is None or not what.begin():
-            what = self._begun(requests, crowded)
+        if what is None or not what.suits(crowd) or not what.begin():
+            what = self._begun(requests, crowd)
         whole = what.whole
         if whole is not None and (what.quick or work.may_block) and self._owner.alive:
             moved = whole.call() == whole.answer
@@ -84,7 +85,7 @@ class ShmEndpoint(Endpoint):
                 what.end()
                 work.complete()
                 return
-        self._start(work, what)  # which finds out, too, what was wrong
+        self._start(work, what, crowd)  # which finds out, too, what was wrong
 
     def bind(self, requests: Requests) -> BoundCall | None:
         return bound.bind(plan.make(requests, self._targets.get, self._ways), self._owner)
@@ -118,9 +119,9 @@ class ShmEndpoint(Endpoint):
     def holdings(self) -> Mapping[str, int]:
         return {"mappings": self._targets.mappings, "tasks": len(self._tasks)}
 
-    def _begun(self, requests: Requests, crowded: bool) -> Plan:
+    def _begun(self, requests: Requests, crowd: int) -> Plan:
         """A new plan, with its targets marked as in use."""
-        what = plan.make(requests, self._targets.get, self._ways, crowded)
+        what = plan.make(requests, self._targets.get, self._ways, crowd)
         if not what.begin():
             raise what.gone or TransportError("the peer is just unregistering a buffer")
         if requests.reused and not what.refusals:
@@ -133,7 +134,7 @@ class ShmEndpoint(Endpoint):
             return self._departed()
         return what.gone
 
-    def _start(self, work: Work, what: Plan) -> None:
+    def _start(self, work: Work, what: Plan, crowd: int) -> None:
         """Carry out what one call cannot: here, if the caller waits anyway, and by the pool's threads."""
         for refusal in what.refusals:
             for start, stop in runs_of(refusal.rows, len(work)):
@@ -141,7 +142,7 @@ class ShmEndpoint(Endpoint):
         if not what.streams:
             return
         pool = self._tools.pool
-        threads = len(pool) if what.total >= self._ways.split_bytes else 1
+        threads = len(pool) if self._ways.split(what.total, crowd) else 1
         parts = threads * SHARES_PER_THREAD if threads > 1 else 1
         task = Task(work, what, parts, lambda: self._check(what), self._ended)
         with self._lock:

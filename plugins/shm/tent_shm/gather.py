@@ -5,6 +5,10 @@ is an index; blocks are gathered by such indexes into a portion that fits the se
 there scattered. For large blocks the second copy costs more than an assignment of a memoryview for each.
 Microseconds, beside one call of process_vm_writev(2) on this process's own memory: 1,000 x 4 KiB 131 (436),
 100 x 4 KiB 12 (46), 1,000 x 16 KiB 1,156 (2,472), 500 x 64 KiB 1,978 (4,756; by numpy 2,448).
+
+So the GIL is kept. Where several threads copy at once it is given up: numpy does so for more than 500 blocks,
+which is one portion then. That leaves the second-level cache, 160 microseconds for 1,000 x 4 KiB, but two
+threads make one such copy every 86 (every 164 with the GIL kept), and from 8 MiB on the kernel is as fast.
 """
 
 from __future__ import annotations
@@ -23,6 +27,11 @@ LEAST = 16
 
 MOST_BYTES = 32 << 20
 """About 3 ms. The GIL is kept for a portion at a time, so others get it when they ask for it."""
+
+LEAST_RELEASED = 512
+"""numpy releases the GIL for more than 500 items (NPY_BEGIN_THREADS_THRESHOLDED, ndarraytypes.h)."""
+
+MOST_BYTES_RELEASED = 8 << 20
 
 LARGE_BLOCK = 32 << 10
 
@@ -59,13 +68,17 @@ class _Side(NamedTuple):
         return np.asarray(_Raw(self.lowest, self.span - 1 + block, "|u1")).data
 
 
-def arranged(target: Iovecs, source: Iovecs, total: int, crowded: bool = False) -> Callable[[], None] | None:
+def arranged(
+    target: Iovecs, source: Iovecs, total: int, *, keep_gil: bool = True
+) -> Callable[[], None] | None:
     """A call that copies row i of `source` to row i of `target`; None where a system call does as well.
 
     Addresses that are not mapped end the process, as with memmove.
     """
     n = len(source)
-    if n < LEAST or total > MOST_BYTES or (crowded and (n <= 512 or total > 8 << 20)):
+    if n < (LEAST if keep_gil else LEAST_RELEASED):
+        return None
+    if total > (MOST_BYTES if keep_gil else MOST_BYTES_RELEASED):
         return None
     block = int(source[:, 1].max())
     if total != n * block:  # the others are not as long as the longest
@@ -74,9 +87,7 @@ def arranged(target: Iovecs, source: Iovecs, total: int, crowded: bool = False) 
     if max(to.span, from_.span) > _SPAN:
         return None
     if block < LARGE_BLOCK:
-        portion = _PORTION_BYTES // block
-        if crowded:
-            portion = -(-n // (n // 512))
+        portion = _PORTION_BYTES // block if keep_gil else -(-n // (n // LEAST_RELEASED))
         return partial(
             _gather, to.blocks(block), to.indexes, from_.blocks(block), from_.indexes, portion
         )

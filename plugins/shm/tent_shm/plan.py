@@ -18,6 +18,9 @@ from tent_shm.target import Target
 PIECE_BYTES = 4096
 """What a block costs beside its bytes, in bytes of copying: about 0.3 microseconds (README.md)."""
 
+LONG_BYTES = 2 << 20
+"""What numpy copies keeps the GIL, for 65 microseconds and more from this size on: too long for a crowd."""
+
 DIRECT_BYTES = 4 << 20
 """Blocks of this mean size go one by one by memmove, twice as fast as by the kernel (README.md)."""
 
@@ -35,7 +38,8 @@ class Plan:
     """What a submission uses and does. It never changes: a prepared transfer keeps it for its next post.
 
     `whole` moves everything by one call, where one can and threads do not help much; with `quick` that takes
-    less than about ten microseconds, and it keeps the GIL.
+    less than about ten microseconds, and it keeps the GIL. `crowded` says whether that was chosen for one of
+    several threads that copy; None where it makes no difference.
     """
 
     targets: tuple[Target, ...]
@@ -44,6 +48,11 @@ class Plan:
     total: int
     whole: Whole | None
     quick: bool
+    crowded: bool | None = None
+
+    def suits(self, crowd: int) -> bool:
+        """Whether it is as good as a new one for one of so many threads that copy."""
+        return self.crowded is None or self.crowded is (crowd > 1)
 
     def begin(self) -> bool:
         """Mark every target as in use; False, with none marked, when one of them is gone."""
@@ -74,7 +83,8 @@ class Ways:
 
     `keeper` is the thread that names the owner's memory; `vectors` whether process_vm_readv(2) may be called
     on our own memory; `steady` whether a local buffer can be touched without a fault (memory of `allocate`);
-    `quick_weight` is the most that a submission moves with the GIL kept, `split_bytes` where threads help.
+    `quick_weight` is the most that a submission moves with the GIL kept. From `split_bytes` on `threads`
+    share a submission, on so many `processors`.
     """
 
     keeper: int
@@ -82,6 +92,14 @@ class Ways:
     steady: Callable[[int], bool]
     quick_weight: int
     split_bytes: int
+    threads: int
+    processors: int
+
+    def split(self, total: int, crowd: int) -> bool:
+        """Whether threads shall share so many bytes, beside the others of a crowd: not if those keep the
+        processors busy already."""
+        room = crowd == 1 or crowd * self.threads <= self.processors
+        return total >= self.split_bytes and room
 
 
 def weight(n: int, total: int) -> int:
@@ -89,8 +107,9 @@ def weight(n: int, total: int) -> int:
     return total + n * PIECE_BYTES
 
 
-def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowded: bool = False) -> Plan:
-    """Plan `requests`. `target` answers the Target of a buffer id of the peer, or raises TentError."""
+def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowd: int = 1) -> Plan:
+    """Plan `requests` for one of `crowd` threads that copy at once. `target` answers the Target of a buffer
+    id of the peer, or raises TentError."""
     targets: dict[int, Target] = {}
     causes: dict[int, Exception] = {}
     for number in requests.remote_used:
@@ -107,13 +126,21 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowde
     else:
         streams, refusals = _sorted_out(requests, targets, causes, ways)
     quick = weight(len(requests), requests.total) <= ways.quick_weight
-    whole = None
+    whole = crowded = None
     if len(streams) == 1 and not refusals:
-        whole = streams[0].gathered(crowded)
-        if whole is None and (quick or crowded or requests.total < ways.split_bytes):
+        if requests.total >= (LONG_BYTES if streams[0].gatherable else ways.split_bytes):
+            crowded = crowd > 1
+        whole = streams[0].gathered(keep_gil=not crowded)
+        if whole is None and (quick or not ways.split(requests.total, crowd)):
             whole = streams[0].whole(keep_gil=quick)
     return Plan(
-        tuple(targets.values()), tuple(streams), tuple(refusals), requests.total, whole, quick
+        tuple(targets.values()),
+        tuple(streams),
+        tuple(refusals),
+        requests.total,
+        whole,
+        quick,
+        crowded,
     )
 
 

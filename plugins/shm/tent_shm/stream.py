@@ -79,13 +79,18 @@ class Stream:
         vectors = (local.ctypes.data, n, remote.ctypes.data, n)
         return Whole(partial(call, self.pid, *vectors, 0), self.total)
 
-    def gathered(self, crowded: bool = False) -> Whole | None:
+    @property
+    def gatherable(self) -> bool:
+        """Whether it may move by way of numpy."""
+        return self.steady and not self.direct
+
+    def gathered(self, *, keep_gil: bool) -> Whole | None:
         """The call that moves everything by way of numpy, or None if there is none or it would be slower."""
-        if not self.steady or self.direct:
+        if not self.gatherable:
             return None
         write = self.opcode is Opcode.WRITE
         target, source = (self.remote, self.local) if write else (self.local, self.remote)
-        call = gather.arranged(target, source, self.total, crowded)
+        call = gather.arranged(target, source, self.total, keep_gil=keep_gil)
         return None if call is None else Whole(call, None)
 
     def step(self, start: int, stop: int) -> int:

@@ -100,6 +100,8 @@ class ShmTransport(Transport):
             steady=self._steady.__contains__,
             quick_weight=settings.keep_gil_bytes,
             split_bytes=settings.split_bytes,
+            threads=settings.copy_threads,
+            processors=len(os.sched_getaffinity(0)),
         )
         try:
             endpoint = ShmEndpoint(peer, owner, ways, tools, self._forget)
