@@ -139,7 +139,8 @@ def _copies(where: list[str], works: list[Work]) -> _Means:
         target, source = (there, here) if work.opcode is Opcode.WRITE else (here, there)
         move = syscalls.memmove(keep_gil=True)
         one = partial(move, int(target[0, 0]), int(source[0, 0]), work.case.block)
-        many = gather.arranged(target, source, work.case.block * work.case.batch)
+        sides = (gather.Side(side, gather.around(side)) for side in (target, source))
+        many = gather.arranged(*sides, work.case.block * work.case.batch)
         calls.append(one if many is None else many)
     return _Means(calls, [local, remote])
 

@@ -32,7 +32,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import structlog
 
 import tent_rdma.verbs
 from tent_core.testing.harness import Context, Side, requests
@@ -242,7 +241,6 @@ def main() -> int:
     parser.add_argument("--batches", type=int, default=100, help="of 64 requests, in a round")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     found = measure(options.rounds, options.batches)
     if options.json:
         print(json.dumps(found))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import NamedTuple
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from tent_core.errors import UsageError
 
@@ -53,6 +55,16 @@ def parse_host(text: str) -> str:
     if text.startswith("[") and text.endswith("]"):
         return _v6(text[1:-1], text)
     return _v6(text, text) if ":" in text else _name_or_v4(text, text)
+
+
+def look_up(
+    host: str, port: int, kind: socket.SocketKind, flags: int = 0
+) -> Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]:
+    """What `socket.getaddrinfo` finds for a host that was parsed. Raises OSError, also if there is none.
+
+    It is given bytes: for text it would first load the tables of international names, which no host has here.
+    """
+    return socket.getaddrinfo(host.encode("ascii"), port, type=kind, flags=flags)
 
 
 def bracketed(host: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -143,7 +142,7 @@ class Batch:
         self.status = np.empty(n, np.uint8)
         self.status.fill(_PENDING)
         self.moved = np.zeros(n, np.uint64)
-        self.carried: Counter[str] = Counter()
+        self.carried: dict[str, int] = {}
         self.done = False
         self.feasible: bool | None = None
         self.notify_error: TentError | None = None
@@ -225,7 +224,7 @@ class Batch:
             if moved is not None:
                 self.moved[where] = moved
                 if transport:
-                    self.carried[transport] += int(moved.sum()) if total is None else total
+                    self._credit(transport, int(moved.sum()) if total is None else total)
             self._left -= len(self.status) if rows is None else len(rows)
             ended = self._left == 0
         if ended:
@@ -247,7 +246,10 @@ class Batch:
     def credit(self, transport: str, moved: int) -> None:
         """`transport` has carried so many bytes of requests that may not have ended yet."""
         with self._lock:
-            self.carried[transport] += moved
+            self._credit(transport, moved)
+
+    def _credit(self, transport: str, moved: int) -> None:
+        self.carried[transport] = self.carried.get(transport, 0) + moved
 
     def _what(self) -> str:
         return f"batch of {len(self)} to {self._to}"

@@ -280,8 +280,8 @@ def check_many(
     ops = columns.opcodes(opcode, n)
     whole = Requests(
         ops if isinstance(ops, Opcode) else Opcode.READ,
-        columns.iovecs(here.addresses, sizes.column),
-        columns.iovecs(there.addresses, sizes.column),
+        here.iovecs,
+        there.iovecs,
         here.ids,
         there.ids,
         here.used_ids,

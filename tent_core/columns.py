@@ -63,9 +63,9 @@ class Lengths(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One side of a batch: addresses and buffer ids per request, the buffers that it uses, and their ids."""
+    """One side of a batch: iovecs and buffer ids of the requests, the buffers that it uses, and their ids."""
 
-    addresses: Column
+    iovecs: Iovecs
     ids: Ids
     used: tuple[Any, ...]
     used_ids: tuple[int, ...]
@@ -93,14 +93,16 @@ def side(
     if index is not None:
         raise UsageError(f"{what}_index needs a sequence of buffers, found one buffer")
     # Mostly all lengths are one, and the farthest offset with the longest says it, in Python's integers.
-    if n and int(rel.max()) + lengths.longest > buffers.length:
+    if n and int(np.maximum.reduce(rel)) + lengths.longest > buffers.length:
         end = np.uint64(buffers.length)
         inside = (rel <= end) & (sizes <= end - np.minimum(rel, end))
         if not inside.all():
             _outside(int(np.argmin(inside)), rel, sizes, buffers, what)
     number = buffers.id
-    addresses = rel + np.uint64(buffers.address)
-    return Side(addresses, _all_alike(number, n), (buffers,), (number,))
+    pairs = np.empty((n, 2), np.uint64)
+    np.add(rel, np.uint64(buffers.address), pairs[:, 0])
+    pairs[:, 1] = sizes
+    return Side(pairs, _all_alike(number, n), (buffers,), (number,))
 
 
 def _all_alike(value: int, n: int) -> Ids:
@@ -133,7 +135,7 @@ def _side_of_many(
     ids = np.array([b.id for b in buffers], np.int32)[which]
     used = np.flatnonzero(np.bincount(which, minlength=len(buffers))).tolist()
     found = tuple(buffers[i] for i in used)
-    return Side(addresses, ids, found, tuple(buffer.id for buffer in found))
+    return Side(iovecs(addresses, lengths), ids, found, tuple(buffer.id for buffer in found))
 
 
 def _outside(row: int, rel: Column, lengths: Column, buffer: Range, what: str) -> None:

@@ -14,19 +14,18 @@ Which transports are enabled:
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from tent_core import yamldoc
+from tent_core import models, section
+from tent_core.document import Document, of_mapping
 from tent_core.errors import ConfigError, PluginError
 from tent_core.mistakes import Mistake, Path, described, dotted, nearest
 from tent_core.plugins import Registry
 from tent_core.policy import DEFAULT_ORDER, default_policy
+from tent_core.section import Complaint
 from tent_core.settings import (
     ControlSettings,
     Enable,
@@ -45,7 +44,6 @@ from tent_core.settings import (
     Yaml,
 )
 from tent_core.types import TransportType, transport_name, transport_number
-from tent_core.yamldoc import Document
 
 __all__ = [
     "Checked",
@@ -108,7 +106,7 @@ def check(source: Source, registry: Registry) -> Checked:
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """A JSON Schema (draft 2020-12) of the YAML, for editors. Loads every package that is installed."""
-    schema = Yaml.model_json_schema()
+    schema = models.json_schema(Yaml, "#/$defs/{model}")
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "TENT configuration"
     names = sorted({*_KNOWN, *registry.names()})
@@ -134,7 +132,7 @@ def _transport_schema(name: str, registry: Registry, definitions: dict[str, Any]
         declaration = registry.load(name).declaration
     except PluginError as error:
         return {"type": "object", "properties": {"enable": enable}, "description": str(error)}
-    own = declaration.settings.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+    own = models.json_schema(declaration.settings, f"#/$defs/{name}.{{model}}")
     for model, definition in own.pop("$defs", {}).items():
         definitions[f"{name}.{model}"] = definition
     return {**own, "properties": {"enable": enable, **own.get("properties", {})}}
@@ -142,11 +140,14 @@ def _transport_schema(name: str, registry: Registry, definitions: dict[str, Any]
 
 def _document(source: Source) -> Document:
     if source is None:
-        return yamldoc.of_mapping({}, "default configuration")
+        return of_mapping({}, "default configuration")
     if isinstance(source, Document):
         return source
     if isinstance(source, Mapping):
-        return yamldoc.of_mapping(source)
+        return of_mapping(source)
+    # Here: a program that gives a mapping has no use for the parser, which takes a MiB.
+    from tent_core import yamldoc
+
     return yamldoc.read(source)
 
 
@@ -162,24 +163,21 @@ class _Checker:
     def settings(self) -> Settings | None:
         data = self._document.root.data
         if data is not None and not isinstance(data, Mapping):
-            keys = ", ".join(sorted(Yaml.model_fields))
+            keys = ", ".join(section.keys(Yaml))
             self._add((), described(data), f"a mapping with the keys {keys}")
             return None
         # A section of which all lines are comments is null in YAML, and means the defaults.
         sections = {key: value for key, value in (data or {}).items() if value is not None}
-        yaml: Yaml | None = None
-        try:
-            yaml = Yaml.model_validate(sections)
-        except ValidationError as error:
-            self.mistakes.extend(_mistakes(error, Yaml, self._document, ()))
+        yaml, complaints = section.read(Yaml, sections)
+        self.mistakes.extend(self._mistake(each, ()) for each in complaints)
         asked = self._asked(sections.get("transports", {}))
         named = self._named(sections.get("policy", ()))
         choices = self._choices(asked, named, "policy" in sections)
         if yaml is None:
             return None
         entries = None if yaml.policy is None else tuple(entry.entry() for entry in yaml.policy)
-        return Settings.model_construct(
-            **{name: getattr(yaml, name) for name in Sections.model_fields},
+        return Settings(
+            **{field.name: getattr(yaml, field.name) for field in fields(Sections)},
             transports=MappingProxyType(choices),
             policy=default_policy(tuple(choices)) if entries is None else entries,
         )
@@ -262,118 +260,33 @@ class _Checker:
                 self._add(path, f"true, but {loaded}", "auto, false, or true once that is mended")
             return TransportChoice(enable, None, str(loaded))
         path = ("transports", name)
-        own = dict(self._document.get(path) or {})
-        own.pop("enable", None)
+        own = self._document.get(path) or {}
         try:
-            return TransportChoice(enable, loaded.model_validate(own))
-        except ValidationError as error:
-            mistakes = list(_mistakes(error, loaded, self._document, path))
-        except Exception as error:  # a validator of the package is broken
+            made, complaints = models.read(loaded, own, foreign=("enable",))
+        except Exception as error:  # a check of the package is broken
             found = f"settings on which its package fails: {type(error).__name__}: {error}"
-            mistakes = [Mistake(dotted(path), found, "others", None, self._document.line(path))]
+            complaints = [Complaint((), found, "others")]
+        if not complaints:
+            return TransportChoice(enable, made)
+        mistakes = [self._mistake(each, path) for each in complaints]
         if self._document.has(path):
             self.mistakes.extend(mistakes)
         return TransportChoice(enable, None, "; ".join(map(str, mistakes)))
 
-    def _try(self, name: str) -> type[BaseModel] | PluginError:
+    def _try(self, name: str) -> models.Model | PluginError:
         try:
             return self._registry.load(name).declaration.settings
         except PluginError as error:
             return error
 
+    def _mistake(self, complaint: Complaint, prefix: Path) -> Mistake:
+        """The same, with where it is in the document."""
+        path, found, allowed, near = complaint
+        path = (*prefix, *path)
+        return Mistake(dotted(path), found, allowed, near, self._document.line(path))
+
     def _add(self, path: Path, found: str, allowed: str, near: str | None = None) -> None:
         self.mistakes.append(Mistake(dotted(path), found, allowed, near, self._document.line(path)))
-
-
-# What pydantic says, in the words of this project.
-
-_PHRASES = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "less_than": "less than {lt}",
-    "less_than_equal": "at most {le}",
-    "list_type": "a list",
-    "mapping_type": "a mapping",
-    "model_type": "a mapping",
-    "string_too_short": "text of at least {min_length} characters",
-    "string_type": "text",
-    "too_short": "a list of at least {min_length}",
-    "tuple_type": "a list",
-}
-
-
-def _mistakes(
-    error: ValidationError, model: type[BaseModel], document: Document, prefix: Path
-) -> Iterator[Mistake]:
-    """One mistake for each value that a model refused, however many reasons there are."""
-    by_path: dict[Path, list[Mistake]] = {}
-    for detail in error.errors(include_url=False, include_input=False):
-        loc: Path = detail["loc"]
-        path = _path(document, prefix, loc, detail["type"])
-        if detail["type"] == "too_short" and len(document.get(path)) >= detail["ctx"]["min_length"]:
-            continue  # pydantic counts only items without mistakes
-        by_path.setdefault(path, []).append(_mistake(detail, model, document, path, loc))
-    for mistakes in by_path.values():
-        first = mistakes[0]
-        allowed = " or ".join(dict.fromkeys(mistake.allowed for mistake in mistakes))
-        near = next((mistake.nearest for mistake in mistakes if mistake.nearest), None)
-        yield Mistake(first.key, first.found, allowed, near, first.line)
-
-
-def _mistake(
-    detail: Any, model: type[BaseModel], document: Document, path: Path, loc: Path
-) -> Mistake:
-    kind, context = detail["type"], detail.get("ctx", {})
-    line, key = document.line(path), dotted(path)
-    if kind == "missing":
-        return Mistake(key, "nothing", "this key is required", line=line)
-    found = described(document.get(path))
-    if kind == "extra_forbidden":
-        keys = _keys(model, loc[:-1])
-        if path[:-2] == ("transports",):
-            keys = ["enable", *keys]
-        return Mistake(key, "an unknown key", ", ".join(keys), _near(path[-1], keys), line)
-    if kind in ("literal_error", "enum"):
-        choices = re.findall(r"'([^']*)'", str(context["expected"])) or [str(context["expected"])]
-        return Mistake(key, found, ", ".join(choices), _near(document.get(path), choices), line)
-    cause = context.get("error")
-    message = str(detail["msg"]).removeprefix("Input should be ")
-    allowed = str(cause) if cause is not None else _PHRASES.get(kind, message).format_map(context)
-    return Mistake(key, found, allowed, getattr(cause, "nearest", None), line)
-
-
-def _path(document: Document, prefix: Path, loc: Sequence[str | int], kind: str) -> Path:
-    """Where in the document pydantic's location is: it also names members of unions and other steps."""
-    path = prefix
-    for i, step in enumerate(loc):
-        if (kind == "missing" and i == len(loc) - 1) or document.has((*path, step)):
-            path = (*path, step)
-    return path
-
-
-def _keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """The keys that are allowed in the mapping at `loc` inside a model."""
-    models = [model]
-    for step in loc:
-        found = [owner.model_fields[step] for owner in models if step in owner.model_fields]
-        models = [inner for field in found for inner in _models(field.annotation)] or models
-    fields = [item for owner in models for item in owner.model_fields.items()]
-    return sorted({field.alias or name for name, field in fields})
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models(argument)
 
 
 def _near(value: object, choices: Iterable[str]) -> str | None:

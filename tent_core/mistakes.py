@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +41,8 @@ class NotAllowed(ValueError):
 
 def nearest(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The choice that is spelled most like `word`, regardless of case, or None if none is like it."""
+    import difflib  # here: most programs make no mistake in it
+
     written = word[:100].lower()
     by_lower = {choice.lower(): choice for choice in choices}
     close = difflib.get_close_matches(written, by_lower, n=5, cutoff=cutoff)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pluggy
 
-from tent_core import hookspecs
+from tent_core import hookspecs, models
 from tent_core.errors import PluginError
 from tent_core.mistakes import nearest
 from tent_core.policy import DEFAULT_ORDER
@@ -268,17 +268,5 @@ def _check(declaration: TransportDeclaration, name: str) -> None:
             f"declares the number {number} for {name!r}; "
             f"private numbers are {PRIVATE_NUMBERS[0]} to {PRIVATE_NUMBERS[-1]}"
         )
-    _check_settings(declaration.settings)
-
-
-def _check_settings(model: object) -> None:
-    from pydantic import BaseModel
-
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise PluginError(f"declares the settings {model!r}, which are no pydantic model class")
-    if model.model_config.get("extra") != "forbid":
-        raise PluginError(f'has settings, {model.__name__}, that do not say extra="forbid"')
-    if "enable" in model.model_fields:
-        raise PluginError(
-            f"has settings, {model.__name__}, with a field 'enable', which is the core's"
-        )
+    if reason := models.fault(declaration.settings):
+        raise PluginError(reason)

@@ -74,7 +74,7 @@ def merge(requests: Requests, largest: Callable[[], int | None]) -> tuple[Reques
     if len(local) < 2:
         return None
     follows = local[:-1, 0] + local[:-1, 1] == local[1:, 0]
-    if not follows.any():
+    if not np.count_nonzero(follows):  # in a third of the time of `any`
         return None
     follows &= remote[:-1, 0] + remote[:-1, 1] == remote[1:, 0]
     for ids, used in (

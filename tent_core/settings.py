@@ -1,33 +1,21 @@
-"""The shape of the configuration: one frozen model for each section of the YAML, with its defaults.
-
-What is written under a field is its description in the JSON Schema, so that editors show it.
-"""
+"""The shape of the configuration: one section for each of the YAML, with its defaults."""
 
 from __future__ import annotations
 
 import enum
 import ipaddress
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    SerializeAsAny,
-    Strict,
-    ValidationInfo,
-    field_validator,
-)
+from annotated_types import Ge, Gt, Interval, Le, MinLen
 
 from tent_core.admission import Limit, Rules
 from tent_core.health import HealthRules
 from tent_core.mistakes import NotAllowed, nearest
 from tent_core.policy import PolicyEntry
+from tent_core.section import Check, Reads, Section
 from tent_core.types import Intent, Priority
 from tent_core.units import Microseconds, Seconds, Size, format_size
 
@@ -40,21 +28,14 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})")
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
-class Section(BaseModel):
-    """What all sections have in common: they are frozen, refuse unknown keys, and convert nothing."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _ByName:
-    """Makes pydantic read an enum by the lower-case names of its members, and nothing else."""
+class _ByName(Reads):
+    """Reads an enum by the lower-case names of its members, and nothing else."""
 
     kind: type[enum.Enum]
 
     def read(self, value: object) -> enum.Enum:
+        """The member. Raises NotAllowed."""
         names = {member.name.lower(): member for member in self.kind}
         if isinstance(value, str) and value in names:
             return names[value]
@@ -114,59 +95,65 @@ def _split(value: str) -> tuple[str, int | None]:
     return match["v6"] or match["host"], int(match["port"]) if match["port"] else None
 
 
-Location = Annotated[str, AfterValidator(_location)]
-Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
+Location = Annotated[str, Check(_location)]
+Text = Annotated[str, MinLen(1)]
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[Seconds, Gt(0)]
 
 
+@dataclass(frozen=True, slots=True)
 class ControlSettings(Section):
     """The control plane: where peers reach this engine, and how a lost peer is noticed."""
 
-    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:0"
+    listen: Annotated[str, Check(_listen)] = "127.0.0.1:0"
     """Where to listen: host:port or [IPv6 address]:port; port 0 takes any that is free."""
-    advertise: Annotated[str, AfterValidator(_advertise)] | None = None
+    advertise: Annotated[str, Check(_advertise)] | None = None
     """What peers are told, a host or host:port; without it, the address that is listened on."""
-    call_timeout_s: Seconds = Field(5.0, gt=0)
+    call_timeout_s: Positive = 5.0
     """Deadline of a call to a peer."""
-    keepalive_time_s: Seconds = Field(2.0, gt=0)
+    keepalive_time_s: Positive = 2.0
     """How long a connection may be silent before it is pinged."""
-    keepalive_timeout_s: Seconds = Field(2.0, gt=0)
+    keepalive_timeout_s: Positive = 2.0
     """How long the answer to a ping may take before the connection counts as broken."""
-    reconnect_max_s: Seconds = Field(1.0, gt=0)
+    reconnect_max_s: Positive = 1.0
     """The longest pause between two attempts to connect again."""
 
 
+@dataclass(frozen=True, slots=True)
 class PeerSettings(Section):
     """When a peer has departed, and how many are kept."""
 
     grace_s: Seconds = 10.0
     """How long a peer whose connection broke may take to come back before it has departed."""
-    idle_timeout_s: Seconds = Field(300.0, gt=0)
+    idle_timeout_s: Positive = 300.0
     """How long a peer to which this engine sends nothing keeps its connections."""
-    max: int = Field(4096, ge=1)
+    max: Count = 4096
     """The most peers that are kept at once."""
 
 
+@dataclass(frozen=True, slots=True)
 class RevocationSettings(Section):
     """Unregistering a buffer that peers may be using."""
 
-    timeout_s: Seconds = Field(10.0, gt=0)
+    timeout_s: Positive = 10.0
     """How long `unregister` waits for peers to let go before it raises; calling again goes on waiting."""
 
 
+@dataclass(frozen=True, slots=True)
 class FailoverSettings(Section):
     """What happens when a transport fails."""
 
-    max_attempts: int = Field(3, ge=0)
+    max_attempts: Annotated[int, Ge(0)] = 3
     """How many attempts may follow the first one, by other candidates or the same again; 0 turns it off."""
     on_poll: bool = True
     """Whether `poll` may carry on what has failed, in its thread; else only the engine does."""
-    failures: int = Field(3, ge=1)
+    failures: Count = 3
     """So many failures of a transport to one peer, within `window_s`, pause it for that peer."""
-    window_s: Seconds = Field(10.0, gt=0)
+    window_s: Positive = 10.0
     """The time in which failures add up, and after which a pause that is to come is shortened."""
-    pause_s: Seconds = Field(1.0, gt=0)
+    pause_s: Positive = 1.0
     """The first pause; each further one is twice as long."""
-    longest_pause_s: Seconds = Field(60.0, gt=0)
+    longest_pause_s: Positive = 60.0
     """The longest pause."""
 
     def health(self) -> HealthRules:
@@ -174,15 +161,17 @@ class FailoverSettings(Section):
         return HealthRules(self.failures, self.window_s, self.pause_s, self.longest_pause_s)
 
 
+@dataclass(frozen=True, slots=True)
 class LimitSettings(Section):
     """What may be under way on one transport to one peer when something of a priority starts."""
 
-    bytes: Size = Field(4 << 20, ge=1)
+    bytes: Annotated[Size, Ge(1)] = 4 << 20
     """Bytes of all that have a limit; something larger starts when nothing else is under way."""
-    tasks: int = Field(4096, ge=1)
+    tasks: Count = 4096
     """Requests of all that have a limit."""
 
 
+@dataclass(frozen=True, slots=True)
 class SchedulingSettings(Section):
     """Who goes first when there is more to do than room. What has no limit starts at once."""
 
@@ -194,9 +183,9 @@ class SchedulingSettings(Section):
     """Limit of medium priority, which is what a transfer has when nothing is said."""
     low: LimitSettings | None = LimitSettings()
     """Limit of low priority: what else is under way of it is all that others may have to wait for."""
-    slice: Size = Field(1 << 20, ge=4096)
+    slice: Annotated[Size, Ge(4096)] = 1 << 20
     """What has a limit goes in parts of about this size."""
-    promotion_timeout_s: Seconds = Field(0.5, gt=0)
+    promotion_timeout_s: Positive = 0.5
     """Who has waited so long moves up by one priority."""
 
     def turns(self, priority: Priority) -> tuple[int, int, int] | None:
@@ -215,10 +204,11 @@ class SchedulingSettings(Section):
         return Rules(limits, self.promotion_timeout_s, self.order == "deadline")
 
 
+@dataclass(frozen=True, slots=True)
 class QosSettings(Section):
     """Turns between the processes of this user on this host."""
 
-    shared_slots: int = Field(0, ge=0, le=64)
+    shared_slots: Annotated[int, Interval(ge=0, le=64)] = 0
     """In how many processes bulk may be under way at once; 0: none of this. All should say the same."""
     turns: Literal["low", "medium"] = "low"
     """The highest priority that takes turns with other processes."""
@@ -230,50 +220,56 @@ class QosSettings(Section):
         return frozenset({Priority.LOW} | ({Priority.MEDIUM} if self.turns == "medium" else set()))
 
 
+@dataclass(frozen=True, slots=True)
 class StagingSettings(Section):
     """Memory through which data goes that no transport moves directly."""
 
-    buffers: int = Field(8, ge=2)
+    buffers: Annotated[int, Ge(2)] = 8
     """How many chunks may be on their way at once, in all; this much memory is taken at the first use."""
-    chunk: Size = Field(4 << 20, ge=8192)
+    chunk: Annotated[Size, Ge(8192)] = 4 << 20
     """Size of each."""
-    lent: int = Field(8, ge=0)
+    lent: Annotated[int, Ge(0)] = 8
     """To how many peers at once as much is lent again, for them to stage at this side."""
 
 
+@dataclass(frozen=True, slots=True)
 class WaitSettings(Section):
     """Waiting for a batch."""
 
-    spin_us: Microseconds = Field(50.0, le=1e6)
+    spin_us: Annotated[Microseconds, Le(1e6)] = 50.0
     """How long a wait spins before it blocks."""
 
 
+@dataclass(frozen=True, slots=True)
 class NotificationSettings(Section):
     """Notifications between peers."""
 
-    queue: int = Field(4096, ge=1)
+    queue: Count = 4096
     """The most notifications that wait at the receiver; senders wait beyond it."""
-    timeout_s: Seconds = Field(10.0, gt=0)
+    timeout_s: Positive = 10.0
     """How long a notification may take until the receiver's engine has it; one about a batch has the time of
     the batch."""
 
 
+@dataclass(frozen=True, slots=True)
 class TransferSettings(Section):
     """Transfers of data."""
 
-    timeout_s: Seconds = Field(30.0, gt=0)
+    timeout_s: Positive = 30.0
     """Deadline of a transfer for which the caller gave none."""
 
 
+@dataclass(frozen=True, slots=True)
 class HookSettings(Section):
     """Hooks of packages; each package has a queue of its own."""
 
-    stuck_s: Seconds = Field(5.0, gt=0)
+    stuck_s: Positive = 5.0
     """How long a hook may take before its package is called stuck, and its events are dropped and counted."""
-    queue: int = Field(1024, ge=1)
+    queue: Count = 1024
     """The most events that wait for one package."""
 
 
+@dataclass(frozen=True, slots=True)
 class LogSettings(Section):
     """Events on standard error."""
 
@@ -283,12 +279,13 @@ class LogSettings(Section):
     """Lines for people, or one JSON document a line."""
 
 
+@dataclass(frozen=True, slots=True)
 class PolicySettings(Section):
     """One entry of the policy: which requests it is for, and which transports carry them, in order."""
 
-    name: str = Field(min_length=1)
+    name: Text
     """Shown by `tent explain`, and by which a request may ask for this entry."""
-    transports: Annotated[Names, Field(min_length=1)]
+    transports: Annotated[tuple[Text, ...], MinLen(1)]
     """In order of preference; those that cannot carry a request are passed over."""
     segment_type: Literal["memory", "file"] | None = None
     """Matches requests to this type of segment."""
@@ -306,27 +303,26 @@ class PolicySettings(Section):
     """Matches requests of this priority."""
     intent: Annotated[Intent, _ByName(Intent)] | None = None
     """Matches requests with this intent."""
-    devices: Names = ()
+    devices: tuple[Text, ...] = ()
     """NICs to use; transports that cannot be told so are passed over."""
-    qp_pool: Annotated[str, Field(min_length=1)] | None = None
+    qp_pool: Text | None = None
     """Pool of queue pairs to use; transports that have none are passed over."""
-    attempt_timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
+    attempt_timeout_s: Positive | None = None
     """How long one transport may take before the next one is tried; without it, as long as the transfer."""
-    stall_s: Annotated[Seconds, Field(gt=0)] | None = None
+    stall_s: Positive | None = None
     """How long a transport that can say so may go without moving a byte before the next one is tried."""
 
-    @field_validator("max_size")
     @classmethod
-    def _not_below_min_size(cls, value: int | None, info: ValidationInfo) -> int | None:
-        least = info.data.get("min_size", 0)
-        if value is not None and value < least:
-            raise NotAllowed(f"at least min_size, which is {format_size(least)}")
-        return value
+    def conflicts(cls, read: Mapping[str, Any]) -> Iterator[tuple[str, NotAllowed]]:
+        """A largest size below the least."""
+        least, most = read.get("min_size", 0), read.get("max_size")
+        if most is not None and most < least:
+            yield "max_size", NotAllowed(f"at least min_size, which is {format_size(least)}")
 
     def entry(self) -> PolicyEntry:
         """The same for selection, which knows nothing of YAML."""
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        return PolicyEntry(attempt_s=fields.pop("attempt_timeout_s"), **fields)
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        return PolicyEntry(attempt_s=said.pop("attempt_timeout_s"), **said)
 
 
 class Enable(enum.Enum):
@@ -346,10 +342,11 @@ class TransportChoice:
     """
 
     enable: Enable
-    settings: SerializeAsAny[BaseModel] | None = None
+    settings: Any = None
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Sections(Section):
     """The sections that are the core's own."""
 
@@ -367,25 +364,24 @@ class Sections(Section):
     log: LogSettings = LogSettings()
 
 
+@dataclass(frozen=True, slots=True)
 class Yaml(Sections):
     """The whole document, except that each transport's settings are checked by its own package's model."""
 
     transports: Any = None
     """Each transport: `enable` (true, auto or false) and its own settings."""
-    policy: Annotated[tuple[PolicySettings, ...], Strict(False), Field(min_length=1)] | None = None
+    policy: Annotated[tuple[PolicySettings, ...], MinLen(1)] | None = None
     """Entries of which the first that matches a request decides; without them, a default order."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Sections):
     """The checked configuration of one engine. Immutable.
 
     `transports` has every transport that the configuration, or the default, asks for or forbids.
     """
 
-    transports: Annotated[
-        Mapping[str, TransportChoice],
-        PlainSerializer(dict, return_type=dict[str, TransportChoice]),
-    ]
+    transports: Mapping[str, TransportChoice]
     policy: tuple[PolicyEntry, ...]
 
     @property

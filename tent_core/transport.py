@@ -35,8 +35,8 @@ from tent_core.types import Capabilities, Permission
 from tent_core.work import Requests, Work
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
+    from tent_core.log import Logger
+    from tent_core.models import Model
     from tent_core.topology import Topology
 
 Resume = Callable[[Work], None]
@@ -62,8 +62,9 @@ class TransportDeclaration:
     """What a package says of its transport when it is asked.
 
     `name` must equal the entry-point name, `number` is wire-stable or private (1000 to 1999). `factory`
-    makes a transport that has done nothing yet. `settings` is a pydantic model class with
-    `extra="forbid"`: it checks this transport's part of the YAML, without `enable`, which is the core's.
+    makes a transport that has done nothing yet. `settings` is a `tent_core.section.Section`,
+    or a pydantic model class with `extra="forbid"`, which has every engine that uses it import pydantic: it
+    checks this transport's part of the YAML, without `enable`, which is the core's.
     `obstacle` answers why the transport cannot run on this machine, with the remedy, or "" if it knows of
     nothing: `tent plugins` asks it; an engine asks `Transport.start`.
     """
@@ -71,7 +72,7 @@ class TransportDeclaration:
     name: str
     number: int
     factory: Callable[[], Transport]
-    settings: type[BaseModel]
+    settings: Model
     capabilities: Capabilities
     api_version: tuple[int, int] = API_VERSION
     summary: str = ""
@@ -141,8 +142,8 @@ class TransportContext(Protocol):
     def topology(self) -> Topology: ...
 
     @property
-    def log(self) -> Any:
-        """A structlog logger, bound to engine and transport."""
+    def log(self) -> Logger:
+        """Bound to engine and transport."""
         ...
 
     @property

@@ -2,7 +2,8 @@
 
 A settings model, the core's or a plugin's, annotates its fields with `Size` (bytes, int), `Seconds`
 (float) or `Microseconds` (float). YAML may then say a number, in the field's own unit, or text with a unit;
-`pydantic.Field(gt=0)` and the like work on them as usual. Importing this module does not import pydantic.
+bounds (`annotated_types.Gt`, in a pydantic model also `Field(gt=0)`) work on them as usual. Importing this
+module does not import pydantic.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tent_core.mistakes import NotAllowed, nearest
+from tent_core.section import Reads
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -117,13 +119,17 @@ def _format_microseconds(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Quantity:
-    """What tells pydantic how to read, write and describe a field that has a unit."""
+class _Quantity(Reads):
+    """How to read a field that has a unit, and for pydantic also how to write and to describe it."""
 
     parse: Callable[[object], float]
     format: Callable[[Any], str]
     number: str
     units: Mapping[str, Decimal]
+
+    def read(self, value: object) -> float:
+        """The field's number. Raises NotAllowed."""
+        return self.parse(value)
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -41,7 +41,7 @@ def test_numbers_near_the_limits_stay_exact(value: int) -> None:
 
 def test_a_range_that_ends_at_the_end_of_the_buffer_is_inside() -> None:
     side = columns.side(KV, [0, 999, 0], columns.lengths_of([1000, 1, 1], 3), None, "local")
-    assert side.addresses.tolist() == [KV.address, KV.address + 999, KV.address]
+    assert side.iovecs[:, 0].tolist() == [KV.address, KV.address + 999, KV.address]
     assert side.used == (KV,)
 
 
@@ -115,7 +115,7 @@ def test_rows_pass_exactly_when_python_integers_say_that_they_lie_inside(
         assert not inside
         return
     assert inside
-    assert side.addresses.tolist() == [buffers[w].address + o for w, o, _ in rows]
+    assert side.iovecs[:, 0].tolist() == [buffers[w].address + o for w, o, _ in rows]
     assert side.ids.tolist() == [buffers[w].id for w in which]
     assert {b.id for b in side.used} == {buffers[w].id for w in which}
 
@@ -134,7 +134,7 @@ def test_one_direction_given_as_a_column_is_one_direction() -> None:
 def test_lengths_whose_sum_would_wrap_are_refused() -> None:
     everything = Range(0, "everything", 4096, 2**64 - 8192)
     for half in (columns.lengths_of(2**63, 2), columns.lengths_of([2**63, 2**63], 2)):
-        assert len(columns.side(everything, [0, 0], half, None, "local").addresses) == 2
+        assert len(columns.side(everything, [0, 0], half, None, "local").iovecs) == 2
         with pytest.raises(RangeError, match=f"2 requests of {2**64} bytes together"):
             columns.total_of(half)
     assert columns.total_of(columns.lengths_of([2**62, 1, 2**61], 3)) == 2**62 + 2**61 + 1

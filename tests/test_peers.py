@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-import structlog
 from pydantic import BaseModel
 
 from tent_core.admission import Rules
@@ -24,6 +23,7 @@ from tent_core.errors import (
 )
 from tent_core.health import HealthRules
 from tent_core.life import PeerState
+from tent_core.log import Logger
 from tent_core.peers import Listener, LivePeer, Owner
 from tent_core.runner import Running, Transports
 from tent_core.serial import SerialQueue
@@ -128,7 +128,7 @@ class Harness:
     def __init__(self, *buffers: BufferDescriptor) -> None:
         self.transport = FakeTransport()
         declaration = TransportDeclaration("fake", 1001, FakeTransport, BaseModel, Capabilities())
-        self.log = structlog.wrap_logger(structlog.testing.CapturingLogger())
+        self.log = Logger(lambda *_: None)
         self.transports = Transports(self.log)
         self.running = Running(declaration, self.transport, self.log)
         self.transports._running["fake"] = self.running

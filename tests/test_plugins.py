@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tent_core import hookspecs
 from tent_core.errors import PluginError
 from tent_core.hookspecs import hookimpl
 from tent_core.plugins import HOOKS, PluginReport, Registry, discover
+from tent_core.section import Section
 from tent_core.transport import API_VERSION, Transport, TransportDeclaration
 from tent_core.types import Capabilities
 
@@ -226,6 +227,15 @@ class Taken(BaseModel, extra="forbid"):
     enable: bool = True
 
 
+@dataclass(frozen=True)
+class TakenSection(Section):
+    enable: bool = True
+
+
+class Undecorated(Section):
+    streams: int = 1
+
+
 def factory() -> Transport:
     raise AssertionError("nothing is started here")
 
@@ -295,10 +305,12 @@ def test_hooks_that_do_not_fit_are_refused(package: object, reason: str) -> None
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (dict, "no pydantic model class"),
-        (Settings(), "no pydantic model class"),
+        (dict, "neither a section nor a pydantic model"),
+        (Settings(), "which are no class"),
         (Open, 'extra="forbid"'),
         (Taken, "a field 'enable'"),
+        (TakenSection, "a field 'enable'"),
+        (Undecorated, "a section and no dataclass"),
     ],
 )
 def test_settings_that_would_let_mistakes_pass_are_refused(settings: Any, reason: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tent_core.yamldoc import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, of_mapping, parse, read
+from tent_core.document import MAX_DEPTH, MAX_NODES, Document, of_mapping
+from tent_core.yamldoc import MAX_BYTES, parse, read
 
 TEXT = """\
 # a comment

@@ -38,8 +38,8 @@ def resolve(listen: str) -> Address:
         raise TentError(f"control.listen: {error}") from None
     try:
         # One address, not all that a name has: gRPC would bind each of them, with a port of its own.
-        found = socket.getaddrinfo(
-            wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        found = address.look_up(
+            wanted.host, wanted.port, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
         raise TentError(

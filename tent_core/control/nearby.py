@@ -30,9 +30,7 @@ def _is_own(host: str) -> bool:
     # To an address of its own the kernel sends from that very address. (That it can be bound says nothing
     # where net.ipv4.ip_nonlocal_bind is set.) A datagram socket that is connected sends nothing.
     try:
-        found = socket.getaddrinfo(
-            host, _ANY_PORT, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
-        )
+        found = address.look_up(host, _ANY_PORT, socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
         family, kind, _, _, where = found[0]
         with socket.socket(family, kind) as one:
             one.connect(where)

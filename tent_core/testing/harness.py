@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
+from tent_core import models
 from tent_core.descriptor import (
     Attribute,
     BufferDescriptor,
@@ -23,7 +23,9 @@ from tent_core.descriptor import (
     PeerKey,
     SegmentDescriptor,
 )
+from tent_core.log import Logger, configure
 from tent_core.segments import LocalSegment
+from tent_core.settings import LogSettings
 from tent_core.topology import Topology
 from tent_core.transport import (
     Endpoint,
@@ -55,7 +57,7 @@ class Context:
     side: Side
     settings: Any
     topology: Topology = field(default_factory=Topology)
-    log: Any = field(default_factory=lambda: structlog.get_logger())
+    log: Logger = field(default_factory=lambda: configure(LogSettings()))
     advertise_host: str = "127.0.0.1"
     listen_host: str = "127.0.0.1"
 
@@ -87,7 +89,9 @@ class Side:
         name = f"side-{next(_ports)}:1"
         self.segment = LocalSegment(SegmentDescriptor(name, os.urandom(16), 1, this_host()))
         self.transport: Transport = declaration.factory()
-        self.context: TransportContext = Context(self, declaration.settings(**settings))
+        self.context: TransportContext = Context(
+            self, models.make(declaration.settings, **settings)
+        )
         self.buffers: dict[int, LocalBuffer] = {}
         self.arrays: dict[int, NDArray[np.uint8]] = {}
         self._generation = itertools.count(1)

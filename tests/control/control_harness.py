@@ -18,13 +18,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-import structlog
-
 from tent_core import host
 from tent_core.control.connection import Connection
 from tent_core.control.contract import Checksum, Notification, SessionInfo
 from tent_core.control.plane import ControlPlane
 from tent_core.descriptor import BufferDescriptor, PeerKey, SegmentDescriptor
+from tent_core.log import Logger
 from tent_core.segments import LocalSegment
 from tent_core.testing import wait_until
 from tent_core.types import BufferState, Permission
@@ -124,7 +123,7 @@ class Side:
     def __init__(
         self, control: Control | None = None, peers: Peers | None = None, incarnation: bytes = b""
     ) -> None:
-        log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[lambda *_: ""])
+        log = Logger(lambda *_: None)
         self.plane = ControlPlane(control or Control(), peers or Peers(), log)
         self.name = self.plane.bind(5.0)
         key = incarnation or secrets.token_bytes(16)

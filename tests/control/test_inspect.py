@@ -53,7 +53,7 @@ def test_a_zone_in_an_address_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(host)
         raise socket.gaierror
 
-    monkeypatch.setattr(nearby.socket, "getaddrinfo", look)
+    monkeypatch.setattr(nearby.address, "look_up", look)
     assert not is_nearby("ipv6:%5Bfe80::1%25lo%5D:5")
     assert asked == ["fe80::1%lo"]
 

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pytest
-import structlog
 from pydantic import BaseModel
 
 from tent_core import endpoints, inflight, peers
@@ -19,6 +18,7 @@ from tent_core.alarm import Alarm
 from tent_core.descriptor import Attribute, BufferDescriptor, HostIdentity, SegmentDescriptor
 from tent_core.errors import TransportError, UnknownSegment
 from tent_core.health import HealthRules
+from tent_core.log import Logger
 from tent_core.peers import Listener, LivePeer
 from tent_core.runner import Running, Transports
 from tent_core.traffic import Traffic
@@ -226,7 +226,7 @@ class Outside:
         self.scheduler = scheduler
         self.plane = Plane(scheduler, *remotes)
         self.transport = FakeTransport(scheduler)
-        self.log = structlog.wrap_logger(structlog.testing.CapturingLogger())
+        self.log = Logger(lambda *_: None)
         self.transports = Transports(self.log)
         self.transports._running[FAKE] = ScheduledRunning(scheduler, self.transport, self.log)
         self.later = Queue(scheduler, "what comes later")

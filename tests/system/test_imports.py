@@ -8,7 +8,17 @@ import sys
 
 import pytest
 
-LATE = ["grpc", "google.protobuf", "pydantic", "tent_tcp", "tent_shm", "tent_mock", "click", "rich"]
+HEAVY = {
+    "click": "for the command line",
+    "difflib": "for mistakes",
+    "encodings.idna": "for international host names",
+    "pydantic": "for JSON Schemas",
+    "rich": "for the command line",
+    "structlog": "imports rich",
+    "yaml": "for files of YAML",
+}
+"""What takes much memory, and what it would be for."""
+LATE = ["grpc", "google.protobuf", "tent_tcp", "tent_shm", "tent_mock", *HEAVY]
 ENGINE = "tent_core.Engine({'transports': {%s}, 'log': {'level': 'error'}}).close()\n"
 
 
@@ -43,6 +53,14 @@ def test_asking_which_transports_are_installed_imports_none() -> None:
 def test_an_engine_imports_the_plugins_that_are_enabled_and_no_other(enabled: str) -> None:
     names, _ = imported("import tent_core\n" + ENGINE % f"'{enabled}': {{'enable': True}}")
     assert {name for name in names if name.startswith("tent_")} == {f"tent_{enabled}"}
+
+
+def test_an_engine_that_is_given_a_mapping_imports_nothing_heavy_that_it_has_no_use_for() -> None:
+    enabled = "'tcp': {'enable': True}, 'shm': {'enable': True, 'copy_threads': 1}"
+    names, took = imported("import tent_core\n" + ENGINE % enabled)
+    print(f"an engine: {took:.0f} ms")
+    assert {"grpc", "tent_tcp", "tent_shm"} <= names
+    assert not names & HEAVY.keys()
 
 
 def test_disabled_plugins_are_not_imported_although_the_policy_names_them() -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from dataclasses import dataclass
 
 from tent_core.hookspecs import hookimpl
+from tent_core.section import Section
 from tent_core.transport import TransportDeclaration
 from tent_core.types import Capabilities, MemoryKind, MemoryPair, Reach
 
 from .transport import NAME, FilesTransport
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings(Section):
     """What YAML may say under `transports.files`. With `sync` a WRITE is complete when it is on the disk."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sync: bool = False
 

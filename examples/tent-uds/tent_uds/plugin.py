@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from dataclasses import dataclass
 
 from tent_core.hookspecs import hookimpl
+from tent_core.section import Section
 from tent_core.transport import TransportDeclaration
 from tent_core.types import DRAM_TO_DRAM, Capabilities, Reach
 
 from .transport import NAME, UdsTransport
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings(Section):
     """What YAML may say under `transports.uds`: nothing but `enable`, which is the core's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @hookimpl

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tent_core.log import Logger
 from tent_core.testing.waiting import wait_until
 from tent_mpcomm.poller import Pace, Poller
 
@@ -44,7 +44,7 @@ class Log:
 
 
 def test_a_thousand_postings_are_driven_to_their_end_by_one_thread() -> None:
-    poller = Poller(0.0, 1e-3, structlog.get_logger())
+    poller = Poller(0.0, 1e-3, Logger(lambda *_: None))
     poller.start()
     postings = [Posting(1 + n % 7) for n in range(1000)]
     for posting in postings:
@@ -67,7 +67,7 @@ def test_one_that_raises_does_not_end_the_others() -> None:
 
 
 def test_stopping_hands_back_what_is_not_over() -> None:
-    poller = Poller(0.0, 1e-3, structlog.get_logger())
+    poller = Poller(0.0, 1e-3, Logger(lambda *_: None))
     endless = Posting(10**9)
     poller.add(endless)  # type: ignore[arg-type]
     poller.start()

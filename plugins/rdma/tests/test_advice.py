@@ -69,4 +69,4 @@ def test_a_buffer_beyond_the_limit_is_declined_with_the_remedy(
         buffer, _ = rig.buffer(rig.a, 4 * MIB)
         offered = rig.a.segment.snapshot.buffers[buffer.id].attributes
         assert "rdma" not in offered
-    assert "ulimit -l" in capsys.readouterr().out
+    assert "ulimit -l" in capsys.readouterr().err

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
-import structlog
 from channel_rig import Nic, fabric, nothing_left
 
 from tent_core.descriptor import PeerKey
 from tent_core.errors import TransportError
+from tent_core.log import Logger
 from tent_core.testing.waiting import wait_until
 from tent_mock.verbs import FakeVerbs, Status
 from tent_rdma.notices import NoticeChannel, State
@@ -33,7 +33,7 @@ class Engine:
         self.notifications = Notifications(
             self._notified,
             lambda job: self.jobs.append(job) is None,
-            structlog.wrap_logger(structlog.ReturnLogger(), processors=[lambda *_: ""]),
+            Logger(lambda *_: None),
             drain_timeout=0.0,
             clock=lambda: self.now,
         )

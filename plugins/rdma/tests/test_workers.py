@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
-import structlog
 
+from tent_core.log import Logger
 from tent_core.testing.waiting import wait_until
 from tent_rdma import workers
 from tent_rdma.workers import Workers, within
 
 
 def test_calls_run_side_by_side_up_to_the_limit() -> None:
-    made = Workers("worker-of-a-test", 3, structlog.get_logger())
+    made = Workers("worker-of-a-test", 3, Logger(lambda *_: None))
     barrier, gate = threading.Barrier(4), threading.Event()
     late = threading.Event()
 
@@ -32,7 +32,7 @@ def test_calls_run_side_by_side_up_to_the_limit() -> None:
 
 
 def test_a_call_that_raises_costs_nobody_a_thread() -> None:
-    made = Workers("worker-of-a-test", 1, structlog.get_logger())
+    made = Workers("worker-of-a-test", 1, Logger(lambda *_: None))
     done = threading.Event()
 
     def fail() -> None:
@@ -45,7 +45,7 @@ def test_a_call_that_raises_costs_nobody_a_thread() -> None:
 
 
 def test_stopping_drops_what_has_not_begun_and_does_not_wait_for_what_hangs() -> None:
-    made = Workers("worker-of-a-test", 1, structlog.get_logger())
+    made = Workers("worker-of-a-test", 1, Logger(lambda *_: None))
     begun, gate, dropped = threading.Event(), threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -64,7 +64,7 @@ def test_stopping_drops_what_has_not_begun_and_does_not_wait_for_what_hangs() ->
 
 def test_threads_are_daemons_and_end_when_they_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "IDLE_S", 0.01)
-    made = Workers("worker-of-a-test", 2, structlog.get_logger())
+    made = Workers("worker-of-a-test", 2, Logger(lambda *_: None))
     found: list[threading.Thread] = []
     made.submit(lambda: found.append(threading.current_thread()))
     wait_until(lambda: found and not found[0].is_alive())

@@ -1,6 +1,6 @@
 """Many blocks of one size between mappings of this process, without a system call that pins their pages.
 
-To numpy, memory is an array of blocks that start one byte after another, so that an address less the lowest
+To numpy, memory is an array of blocks that start one byte after another, so that an address less the first
 is an index; blocks are gathered by such indexes into a portion that fits the second-level cache, and from
 there scattered. For large blocks the second copy costs more than an assignment of a memoryview for each.
 Microseconds, beside one call of process_vm_writev(2) on this process's own memory: 1,000 x 4 KiB 131 (436),
@@ -14,13 +14,14 @@ threads make one such copy every 86 (every 164 with the GIL kept), and from 8 Mi
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tent_core.work import Iovecs
+from tent_shm.syscalls import memory
 
 LEAST = 16
 """With fewer blocks a system call is as fast."""
@@ -41,6 +42,33 @@ _SPAN = 1 << 40
 """numpy multiplies the number of places by the size of a block, which must stay below 2^63."""
 
 
+class Region(NamedTuple):
+    """Memory in which all blocks of a side lie: its first address as their iovecs have it, where that is
+    mapped here, and its bytes."""
+
+    start: int
+    address: int
+    length: int
+
+
+def around(iovecs: Iovecs) -> Region:
+    """The smallest region of these blocks, which are mapped where they say."""
+    lowest = int(iovecs[:, 0].min())
+    return Region(lowest, lowest, int((iovecs[:, 0] + iovecs[:, 1]).max()) - lowest)
+
+
+class Side(NamedTuple):
+    """Blocks, and the region that they lie in."""
+
+    iovecs: Iovecs
+    region: Region
+
+    @property
+    def indexes(self) -> NDArray[np.intp]:
+        """The blocks' places within the region."""
+        return np.subtract(self.iovecs[:, 0], np.uint64(self.region.start)).view(np.intp)
+
+
 class _Raw:
     """Memory as numpy's array interface describes it: `count` items of a type, one byte after another."""
 
@@ -54,52 +82,37 @@ class _Raw:
         }
 
 
-class _Side(NamedTuple):
-    """Blocks at `indexes` of the bytes from `lowest` on, which are `span` places for a block."""
-
-    lowest: int
-    span: int
-    indexes: NDArray[np.intp]
-
-    def blocks(self, block: int) -> NDArray[Any]:
-        return np.asarray(_Raw(self.lowest, self.span, f"|V{block}"))
-
-    def memory(self, block: int) -> memoryview:
-        return np.asarray(_Raw(self.lowest, self.span - 1 + block, "|u1")).data
+@lru_cache(maxsize=256)
+def _blocks(address: int, length: int, block: int) -> NDArray[Any]:
+    """A region as blocks. Only a description: it may outlive the memory."""
+    return np.asarray(_Raw(address, length - block + 1, f"|V{block}"))
 
 
 def arranged(
-    target: Iovecs, source: Iovecs, total: int, *, keep_gil: bool = True
+    target: Side, source: Side, total: int, *, keep_gil: bool = True
 ) -> Callable[[], None] | None:
     """A call that copies row i of `source` to row i of `target`; None where a system call does as well.
 
     Addresses that are not mapped end the process, as with memmove.
     """
-    n = len(source)
-    if n < (LEAST if keep_gil else LEAST_RELEASED):
+    lengths = source.iovecs[:, 1]
+    n = len(lengths)
+    least, most = (LEAST, MOST_BYTES) if keep_gil else (LEAST_RELEASED, MOST_BYTES_RELEASED)
+    if n < least or total > most or max(target.region.length, source.region.length) > _SPAN:
         return None
-    if total > (MOST_BYTES if keep_gil else MOST_BYTES_RELEASED):
-        return None
-    block = int(source[:, 1].max())
+    block = int(np.maximum.reduce(lengths))
     if total != n * block:  # the others are not as long as the longest
         return None
-    to, from_ = _side(target), _side(source)
-    if max(to.span, from_.span) > _SPAN:
-        return None
-    if block < LARGE_BLOCK:
-        portion = _PORTION_BYTES // block if keep_gil else -(-n // (n // LEAST_RELEASED))
-        return partial(
-            _gather, to.blocks(block), to.indexes, from_.blocks(block), from_.indexes, portion
-        )
-    places = list(zip(to.indexes.tolist(), from_.indexes.tolist(), strict=True))
-    return partial(_copy_each, to.memory(block), from_.memory(block), places, block)
-
-
-def _side(iovecs: Iovecs) -> _Side:
-    addresses = iovecs[:, 0]
-    lowest = addresses.min()
-    indexes = (addresses - lowest).view(np.intp)
-    return _Side(int(lowest), int(indexes.max()) + 1, indexes)
+    _, to, to_size = target.region
+    _, from_, from_size = source.region
+    there, here = target.indexes, source.indexes
+    if block >= LARGE_BLOCK:
+        places = list(zip(there.tolist(), here.tolist(), strict=True))
+        return partial(_copy_each, memory(to, to_size), memory(from_, from_size), places, block)
+    portion = _PORTION_BYTES // block if keep_gil else -(-n // (n // LEAST_RELEASED))
+    return partial(
+        _gather, _blocks(to, to_size, block), there, _blocks(from_, from_size, block), here, portion
+    )
 
 
 def _gather(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from tent_core.errors import PermissionDenied, TentError
 from tent_core.types import Opcode, Permission
 from tent_core.work import Iovecs, Requests
+from tent_shm import gather
+from tent_shm.gather import Region, Side, around
 from tent_shm.stream import Stream, Whole
 from tent_shm.target import Target
 
@@ -43,7 +45,7 @@ class Plan:
     """
 
     targets: tuple[Target, ...]
-    streams: tuple[Stream, ...]
+    make_streams: Callable[[], tuple[Stream, ...]]
     refusals: tuple[Refusal, ...]
     total: int
     whole: Whole | None
@@ -53,6 +55,11 @@ class Plan:
     def suits(self, crowd: int) -> bool:
         """Whether it is as good as a new one for one of so many threads that copy."""
         return self.crowded is None or self.crowded is (crowd > 1)
+
+    @cached_property
+    def streams(self) -> tuple[Stream, ...]:
+        """How to move everything step by step, made when it is needed: `whole` mostly does without."""
+        return self.make_streams()
 
     def begin(self) -> bool:
         """Mark every target as in use; False, with none marked, when one of them is gone."""
@@ -81,15 +88,16 @@ class Plan:
 class Ways:
     """What works in this process and to this peer: the ways to move bytes that a plan may choose from.
 
-    `keeper` is the thread that names the owner's memory; `vectors` whether process_vm_readv(2) may be called
-    on our own memory; `steady` whether a local buffer can be touched without a fault (memory of `allocate`);
-    `quick_weight` is the most that a submission moves with the GIL kept. From `split_bytes` on `threads`
-    share a submission, on so many `processors`.
+    `own` is this process, `keeper` the thread that names the owner's memory; `vectors` whether
+    process_vm_readv(2) may be called on our own memory. `steady` answers where a local buffer is if it can be
+    touched without a fault (memory of `allocate`), else None. `quick_weight` is the most that a submission
+    moves with the GIL kept. From `split_bytes` on `threads` share a submission, on so many `processors`.
     """
 
+    own: int
     keeper: int
     vectors: bool
-    steady: Callable[[int], bool]
+    steady: Callable[[int], Region | None]
     quick_weight: int
     split_bytes: int
     threads: int
@@ -100,6 +108,10 @@ class Ways:
         processors busy already."""
         room = crowd == 1 or crowd * self.threads <= self.processors
         return total >= self.split_bytes and room
+
+    def matters(self, total: int) -> bool:
+        """Whether so many bytes move otherwise in a crowd."""
+        return total >= min(LONG_BYTES, self.split_bytes)
 
 
 def weight(n: int, total: int) -> int:
@@ -117,31 +129,76 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowd:
             targets[number] = _permitted(requests.opcode, target(number))
         except TentError as error:
             causes[number] = error
-    if len(requests.remote_used) == 1:
-        streams = [
-            _stream(requests, t, None, _moved_by(requests.remote, t.offset), ways)
-            for t in targets.values()
-        ]
-        refusals = [Refusal(None, cause) for cause in causes.values()]
-    else:
-        streams, refusals = _sorted_out(requests, targets, causes, ways)
-    quick = weight(len(requests), requests.total) <= ways.quick_weight
-    whole = crowded = None
+    if causes or len(targets) > 1:
+        return _to_several(requests, targets, causes, ways, crowd)
+    (lone,) = targets.values()
+    quick = _is_quick(requests, ways)
+    crowded = crowd > 1 if ways.matters(requests.total) else None
+    whole = _gathered(requests, lone, ways, crowd)
+    if whole is not None:
+        later = partial(_streams_to, requests, lone, ways)
+        return Plan((lone,), later, (), requests.total, whole, quick, crowded)
+    streams = _streams_to(requests, lone, ways)
+    whole = _whole(streams[0], quick, ways, crowd)
+    return Plan((lone,), lambda: streams, (), requests.total, whole, quick, crowded)
+
+
+def _to_several(
+    requests: Requests,
+    targets: dict[int, Target],
+    causes: dict[int, Exception],
+    ways: Ways,
+    crowd: int,
+) -> Plan:
+    streams, refusals = _sorted_out(requests, targets, causes, ways)
+    crowded = crowd > 1 if ways.matters(requests.total) else None
+    quick = _is_quick(requests, ways)
+    whole = None
     if len(streams) == 1 and not refusals:
-        if requests.total >= (LONG_BYTES if streams[0].gatherable else ways.split_bytes):
-            crowded = crowd > 1
-        whole = streams[0].gathered(keep_gil=not crowded)
-        if whole is None and (quick or not ways.split(requests.total, crowd)):
-            whole = streams[0].whole(keep_gil=quick)
-    return Plan(
-        tuple(targets.values()),
-        tuple(streams),
-        tuple(refusals),
-        requests.total,
-        whole,
-        quick,
-        crowded,
-    )
+        whole = _gathered_anywhere(streams[0], crowd) or _whole(streams[0], quick, ways, crowd)
+    used = tuple(targets.values())
+    return Plan(used, lambda: streams, refusals, requests.total, whole, quick, crowded)
+
+
+def _is_quick(requests: Requests, ways: Ways) -> bool:
+    return weight(len(requests), requests.total) <= ways.quick_weight
+
+
+def _whole(stream: Stream, quick: bool, ways: Ways, crowd: int) -> Whole | None:
+    """The system call, or the copy, that moves all of it, unless threads help."""
+    few = quick or not ways.split(stream.total, crowd)
+    return stream.whole(keep_gil=quick) if few else None
+
+
+def _gathered(requests: Requests, target: Target, ways: Ways, crowd: int) -> Whole | None:
+    """The call that moves everything between two steady buffers by way of numpy; None where it would be
+    slower than another."""
+    there, used = target.region, requests.local_used
+    here = ways.steady(used[0]) if len(used) == 1 else None
+    if there is None or here is None or _direct(len(requests), requests.total):
+        return None
+    sides = Side(requests.local, here), Side(requests.remote, there)
+    return _between(requests.opcode, *sides, requests.total, crowd)
+
+
+def _gathered_anywhere(stream: Stream, crowd: int) -> Whole | None:
+    """The same between more buffers, of which nobody knows yet how far apart they are."""
+    if not stream.steady or stream.direct:
+        return None
+    local, remote = (Side(iovecs, around(iovecs)) for iovecs in (stream.local, stream.remote))
+    return _between(stream.opcode, local, remote, stream.total, crowd)
+
+
+def _between(opcode: Opcode, local: Side, remote: Side, total: int, crowd: int) -> Whole | None:
+    target, source = (remote, local) if opcode is Opcode.WRITE else (local, remote)
+    call = gather.arranged(target, source, total, keep_gil=crowd == 1 or total < LONG_BYTES)
+    return None if call is None else Whole(call, None)
+
+
+def _streams_to(requests: Requests, target: Target, ways: Ways) -> tuple[Stream, ...]:
+    """The one stream to or from one buffer of the peer."""
+    remote = _moved_by(requests.remote, target.offset)
+    return (_stream(requests, target, None, remote, ways),)
 
 
 def _permitted(opcode: Opcode, target: Target) -> Target:
@@ -173,8 +230,8 @@ def _stream(
     pid = ways.keeper
     steady = direct = False
     if target.mapping is not None:
-        pid = os.getpid()
-        steady = all(ways.steady(number) for number in requests.local_used)
+        pid = ways.own
+        steady = all(ways.steady(number) is not None for number in requests.local_used)
         direct = not ways.vectors or (steady and _direct(len(local), total))
     return Stream(requests.opcode, local, remote, total, rows, pid, direct, steady)
 
@@ -192,7 +249,7 @@ def _direct(n: int, total: int) -> bool:
 
 def _sorted_out(
     requests: Requests, targets: dict[int, Target], causes: dict[int, Exception], ways: Ways
-) -> tuple[list[Stream], list[Refusal]]:
+) -> tuple[tuple[Stream, ...], tuple[Refusal, ...]]:
     """Streams and refusals of requests to several buffers, by table look-ups over the column of their ids."""
     size = max(requests.remote_used) + 1
     kinds = np.zeros(size, np.int32)
@@ -207,11 +264,12 @@ def _sorted_out(
         kinds[number] = 2 + i
     remote = _moved_by(requests.remote, offsets[requests.remote_ids])
     if len(leaders) == 1 and not causes:
-        return [_stream(requests, t, None, remote, ways) for t in leaders.values()], []
+        return tuple(_stream(requests, t, None, remote, ways) for t in leaders.values()), ()
     of_rows = kinds[requests.remote_ids]
-    streams = [
+    streams = tuple(
         _stream(requests, target, np.flatnonzero(of_rows == kind), remote, ways)
         for kind, target in leaders.items()
-    ]
-    refusals = [Refusal(np.flatnonzero(of_rows == kind), cause) for kind, cause in refused.items()]
-    return streams, refusals
+    )
+    return streams, tuple(
+        Refusal(np.flatnonzero(of_rows == kind), cause) for kind, cause in refused.items()
+    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from annotated_types import Ge, Interval, Le
 
+from tent_core.section import Section
 from tent_core.units import Size
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings(Section):
     """Settings of the transport `shm`.
 
     - `copy_threads`: over how many threads a large transfer is spread, the submitting one included if it
@@ -25,9 +28,7 @@ class Settings(BaseModel):
       the kernel's ptrace scope is 1 (PR_SET_PTRACER_ANY, prctl(2)); debuggers may then attach as well.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    copy_threads: Annotated[int, Field(ge=1, le=64)] = 2
-    split_bytes: Annotated[Size, Field(ge=64 * KIB)] = 4 * MIB
-    keep_gil_bytes: Annotated[Size, Field(le=1 * MIB)] = 128 * KIB
+    copy_threads: Annotated[int, Interval(ge=1, le=64)] = 2
+    split_bytes: Annotated[Size, Ge(64 * KIB)] = 4 * MIB
+    keep_gil_bytes: Annotated[Size, Le(1 * MIB)] = 128 * KIB
     allow_ptrace_by_anyone: bool = False

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tent_core.types import Opcode
 from tent_core.work import Iovecs
-from tent_shm import gather, large, syscalls
+from tent_shm import large, syscalls
 
 Ends = NDArray[np.uint64]
 """Shape (n,): where each request ends in the stream; the running sum of the lengths."""
@@ -78,20 +78,6 @@ class Stream:
         # The arrays stay alive with `self`, which whoever calls this keeps.
         vectors = (local.ctypes.data, n, remote.ctypes.data, n)
         return Whole(partial(call, self.pid, *vectors, 0), self.total)
-
-    @property
-    def gatherable(self) -> bool:
-        """Whether it may move by way of numpy."""
-        return self.steady and not self.direct
-
-    def gathered(self, *, keep_gil: bool) -> Whole | None:
-        """The call that moves everything by way of numpy, or None if there is none or it would be slower."""
-        if not self.gatherable:
-            return None
-        write = self.opcode is Opcode.WRITE
-        target, source = (self.remote, self.local) if write else (self.local, self.remote)
-        call = gather.arranged(target, source, self.total, keep_gil=keep_gil)
-        return None if call is None else Whole(call, None)
 
     def step(self, start: int, stop: int) -> int:
         """Move the first bytes of [start, stop), as many as one call can; how many. The GIL is released.

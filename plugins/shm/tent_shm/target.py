@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tent_core.descriptor import BufferDescriptor
+from tent_shm.gather import Region
 from tent_shm.mapping import Mapping
 
 
@@ -17,13 +18,17 @@ class Target:
     a list, taking from it and looking at it are single steps of the interpreter (0.1 us, a lock 0.5).
     """
 
-    __slots__ = ("_released", "_users", "buffer", "gone", "mapping")
+    __slots__ = ("_released", "_users", "buffer", "gone", "mapping", "region")
 
     def __init__(
         self, buffer: BufferDescriptor, mapping: Mapping | None, released: Callable[[Target], None]
     ) -> None:
         self.buffer = buffer
         self.mapping = mapping
+        self.region: Region | None = None
+        """Where its addresses are in this process, if it is mapped."""
+        if mapping is not None:
+            self.region = Region(buffer.address, mapping.address, mapping.size)
         self.gone: Exception | None = None
         self._users: list[None] = []
         self._released = [released]

@@ -58,12 +58,13 @@ class Task:
         self.work = work
         self._check = check
         self._done = done
+        self._streams = plan.streams
         self._shares = deque(
             Share(stream, start, stop)
-            for stream in plan.streams
+            for stream in self._streams
             for start, stop in ([(0, stream.total)] if parts == 1 else shares(stream.ends, parts))
         )
-        self._gaps: dict[int, list[Gap]] = {id(stream): [] for stream in plan.streams}
+        self._gaps: dict[int, list[Gap]] = {id(stream): [] for stream in self._streams}
         self._left = len(self._shares)
         self._lock = threading.Lock()
 
@@ -114,8 +115,8 @@ class Task:
         cause = self._check()
         self._done(self)
         if cause is not None:
-            self._gaps = {id(s): [Gap(0, s.total, cause)] for s in self.plan.streams}
-        report(self.work, [(s, self._gaps[id(s)]) for s in self.plan.streams])
+            self._gaps = {id(s): [Gap(0, s.total, cause)] for s in self._streams}
+        report(self.work, [(s, self._gaps[id(s)]) for s in self._streams])
 
 
 def end_of_fault(stream: Stream, position: int, stop: int, error: OSError) -> int:

@@ -16,6 +16,7 @@ from tent_shm import mapping, syscalls
 from tent_shm.attribute import BufferAttribute, Malformed, ProcessAttribute
 from tent_shm.crowd import Crowd
 from tent_shm.endpoint import ShmEndpoint, Tools
+from tent_shm.gather import Region
 from tent_shm.keeper import Keeper
 from tent_shm.owner import Owner
 from tent_shm.page import IdentityPage
@@ -39,7 +40,8 @@ class ShmTransport(Transport):
         self._tools: Tools | None = None
         self._vectors = False
         self._lock = threading.Lock()
-        self._steady: dict[int, int] = {}
+        self._steady: dict[int, tuple[int, Region]] = {}
+        """Generation and place of buffers whose memory can be touched without a fault."""
         self._endpoints: set[ShmEndpoint] = set()
 
     def start(self, context: TransportContext) -> None:
@@ -95,9 +97,10 @@ class ShmTransport(Transport):
                 "shm_only_allocated_memory", peer=str(peer.key), reason=owner.memory_denied
             )
         ways = Ways(
+            own=os.getpid(),
             keeper=owner.keeper,
             vectors=self._vectors,
-            steady=self._steady.__contains__,
+            steady=self._region,
             quick_weight=settings.keep_gil_bytes,
             split_bytes=settings.split_bytes,
             threads=settings.copy_threads,
@@ -114,7 +117,8 @@ class ShmTransport(Transport):
 
     def remove_buffer(self, buffer: LocalBuffer, timeout: float) -> None:
         # Nothing of ours touches it: peers hold mappings, and the engine has waited for them to let go.
-        if self._steady.get(buffer.id) == buffer.generation:
+        known = self._steady.get(buffer.id)
+        if known is not None and known[0] == buffer.generation:
             del self._steady[buffer.id]
 
     def stop(self) -> None:
@@ -147,10 +151,15 @@ class ShmTransport(Transport):
             return None
         if buffer.memory_fd < 0:
             return BufferAttribute(None).encode()
-        self._steady[buffer.id] = buffer.generation
+        region = Region(buffer.address, buffer.address, buffer.length)
+        self._steady[buffer.id] = buffer.generation, region
         if buffer.permission is Permission.LOCAL_READ_WRITE:
             return BufferAttribute(None).encode()  # no peer has use for the memfd
         return BufferAttribute(mapping.describe(buffer.memory_fd)).encode()
+
+    def _region(self, number: int) -> Region | None:
+        known = self._steady.get(number)
+        return None if known is None else known[1]
 
     def _forget(self, endpoint: ShmEndpoint) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tent_core import models
 from tent_core.descriptor import (
     Attribute,
     BufferDescriptor,
@@ -72,7 +73,7 @@ class Node:
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.conn: Any = None
-        self.context = Context(PeerKey(name, os.urandom(16)), Settings(**settings))
+        self.context = Context(PeerKey(name, os.urandom(16)), models.make(Settings, **settings))
         self.transport = ShmTransport()
         self.transport.start(self.context)
         self.arrays: dict[int, Array] = {}

@@ -223,7 +223,7 @@ def make_target(
             "set `advertise` (and `listen`) there to an address that reaches it"
         )
     try:
-        found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+        found = address.look_up(where.host, where.port, socket.SOCK_STREAM)
     except OSError as error:
         raise TransportError(
             f"its address {attribute.address} cannot be resolved: {error}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from annotated_types import Gt, Interval
 
 from tent_core import address
+from tent_core.section import Check, Section
 from tent_core.units import Microseconds, Seconds, Size
 
 MIB = 1 << 20
@@ -18,11 +20,12 @@ def _reachable(host: str) -> str:
     return host
 
 
-Host = Annotated[str, AfterValidator(address.parse_host)]
+Host = Annotated[str, Check(address.parse_host)]
 """A host name, an IPv4 address, or an IPv6 address with or without brackets; no port."""
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings(Section):
     """Settings of the transport `tcp`.
 
     - `listen`: address on which the data port listens; the engine's control address when it is not given.
@@ -44,18 +47,16 @@ class Settings(BaseModel):
       which was as good as any fixed size from 128 KiB to 1 MiB, or better, also with a busy receiver.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     listen: Host | None = None
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    advertise: Annotated[Host, AfterValidator(_reachable)] | None = None
-    streams: Annotated[int, Field(ge=1, le=64)] = 4
-    max_streams: Annotated[int, Field(ge=1, le=65536)] = 1024
-    connect_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
-    handshake_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
-    stall_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
-    fence_timeout: Annotated[Seconds, Field(gt=0, le=60)] = 5.0
-    spin: Annotated[Microseconds, Field(ge=0, le=10_000)] = 50.0
-    keep_gil: Annotated[Size, Field(ge=0, le=64 * MIB)] = 8 * MIB
-    receiver_spin: Annotated[Microseconds, Field(ge=0, le=100_000)] = 200.0
-    socket_buffer: Annotated[Size, Field(ge=0, le=1024 * MIB)] = 0
+    port: Annotated[int, Interval(ge=0, le=65535)] = 0
+    advertise: Annotated[Host, Check(_reachable)] | None = None
+    streams: Annotated[int, Interval(ge=1, le=64)] = 4
+    max_streams: Annotated[int, Interval(ge=1, le=65536)] = 1024
+    connect_timeout: Annotated[Seconds, Gt(0)] = 5.0
+    handshake_timeout: Annotated[Seconds, Gt(0)] = 5.0
+    stall_timeout: Annotated[Seconds, Gt(0)] = 30.0
+    fence_timeout: Annotated[Seconds, Interval(gt=0, le=60)] = 5.0
+    spin: Annotated[Microseconds, Interval(ge=0, le=10_000)] = 50.0
+    keep_gil: Annotated[Size, Interval(ge=0, le=64 * MIB)] = 8 * MIB
+    receiver_spin: Annotated[Microseconds, Interval(ge=0, le=100_000)] = 200.0
+    socket_buffer: Annotated[Size, Interval(ge=0, le=1024 * MIB)] = 0

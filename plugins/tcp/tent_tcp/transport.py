@@ -211,8 +211,8 @@ class TcpTransport(Transport):
         own = host if settings.listen is not None and not address.is_wildcard(host) else None
         shown = address.parse_host(settings.advertise or own or context.advertise_host)
         try:
-            family, _, _, _, where = socket.getaddrinfo(
-                host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            family, _, _, _, where = address.look_up(
+                host, settings.port, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             listener = socket.create_server(
                 where, family=family, backlog=_BACKLOG, dualstack_ipv6=_is_any(family, host)

@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from tent_core.descriptor import PeerKey, SegmentDescriptor
+from tent_core.log import Logger
 from tent_core.testing.harness import Side
 from tent_core.transport import LocalBuffer
 from tent_core.types import Permission
@@ -33,10 +33,14 @@ class Owner(Side):
     """A side with memory of both kinds, whose log is kept."""
 
     def __init__(self, host: str = "127.0.0.1", **settings: Any) -> None:
-        self.log = structlog.testing.LogCapture()
+        self.events: list[dict[str, Any]] = []
         super().__init__(tent_transport(), **settings)
         context: Any = self.context
-        context.log = structlog.wrap_logger(None, processors=[self.log])
+        context.log = Logger(
+            lambda level, event, fields: self.events.append(
+                {**fields, "event": event, "level": level}
+            )
+        )
         context.listen_host = context.advertise_host = host
 
     def offer(
@@ -108,7 +112,7 @@ class Commands:
         return self.transport._receiver.counters.read()  # type: ignore[no-any-return]
 
     def events(self) -> list[dict[str, Any]]:
-        return list(self._owner.log.entries)
+        return list(self._owner.events)
 
     def compute_without_pause(self) -> None:
         """From now on a thread never lets go of the interpreter by itself."""

@@ -128,7 +128,7 @@ def test_a_wrong_secret_gets_the_connection_closed_and_a_log_line(owner: OwnerPr
     events = wait_until(
         lambda: [e for e in owner.call("events") if e["event"] == "tcp_stream_closed"]
     )
-    assert all(e["log_level"] == "warning" for e in events)
+    assert all(e["level"] == "warning" for e in events)
 
 
 @pytest.mark.parametrize(

@@ -444,7 +444,7 @@ def test_a_receiver_that_was_killed_is_reported_and_new_work_fails_clearly(here:
         pid = owner.signal_receiver(signal.SIGKILL)
         wait_until(lambda: "tcp" not in owner.peer().segment.attributes)
         events = [e for e in owner.call("events") if e["event"] == "tcp_receiver_ended"]
-        assert [e["log_level"] for e in events] == ["error"]
+        assert [e["level"] for e in events] == ["error"]
         assert f"{pid} has ended by signal 9" in events[0]["reason"]
         assert owner.call("holdings")["processes"] == 0
         for _ in range(2):

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tcp_harness import FixedPeer, Here, OwnerProcess, work
 
-from tent_core.errors import TransportError, TransportUnavailable, Unreachable
+from tent_core import models
+from tent_core.errors import ConfigError, TransportError, TransportUnavailable, Unreachable
 from tent_core.testing.leaks import nothing_stays_behind
 from tent_core.types import Opcode, Status
 from tent_tcp.protocol import Attribute
@@ -100,8 +100,8 @@ def test_an_address_that_is_not_ours_says_so(listen: str, message: str) -> None:
     ],
 )
 def test_settings_that_are_no_hosts_are_mistakes(values: dict[str, str]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(values))):
-        Settings(**values)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        models.make(Settings, **values)
 
 
 def test_a_receiver_process_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_registered_memory_is_declined_where_the_kernel_forbids_to_reach_it(
         monkeypatch.setattr(side.transport, "_obstacle", "ptrace scope 3")
         assert "tcp" not in _attributes_of(side, allocated=False)
         assert "tcp" in _attributes_of(side, allocated=True)
-        declined = [e for e in side.log.entries if e["event"] == "tcp_registered_memory_declined"]
+        declined = [e for e in side.events if e["event"] == "tcp_registered_memory_declined"]
         assert [e["reason"] for e in declined] == ["ptrace scope 3"]
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval
 
 from tent_core.hookspecs import hookimpl
+from tent_core.section import Section
 from tent_core.transport import TransportDeclaration
 from tent_core.types import DRAM_TO_DRAM, Capabilities, Reach
 
 from .transport import NAME, NewnameTransport
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Settings(Section):
     """What YAML may say under `transports.newname`. `port` is the data port; 0 is any that is free."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    port: int = Field(default=0, ge=0, le=65535)
+    port: Annotated[int, Interval(ge=0, le=65535)] = 0
 
 
 @hookimpl
