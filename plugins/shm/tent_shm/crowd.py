@@ -6,7 +6,7 @@ import threading
 
 
 class Crowd:
-    """The threads that are carrying out a submission right now, without those of the pool. Thread-safe."""
+    """The threads that are carrying out a long submission right now, without the pool's. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -65,8 +65,7 @@ class ShmEndpoint(Endpoint):
         tools.keeper.watch(owner.pidfd, self._owner_ended)
 
     def submit(self, work: Work) -> None:
-        requests = work.requests
-        if plan.weight(len(requests), requests.total) <= self._ways.quick_weight:
+        if not self._ways.matters(work.requests.total):
             self._carry(work, 1)
             return
         with self._tools.crowd as crowd:
