@@ -12,7 +12,7 @@ import shm_owners as owners
 from shm_harness import Pair, blocks, pair, requests, submit
 
 from tent_core.types import Opcode, Status
-from tent_shm import gather, plan
+from tent_shm import crowd, gather, plan
 from tent_shm.crowd import Crowd
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -37,6 +37,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(gather, "arranged", watched)
     monkeypatch.setattr(plan, "LONG_BYTES", 512 * KIB)
+    monkeypatch.setattr(crowd, "LINGER_S", 0.0)
     return found
 
 
@@ -80,6 +81,21 @@ def test_what_is_posted_again_is_planned_anew_only_when_it_meets_others_or_is_al
     for others in (0, 0, 1, 2, 0):
         carry(two, what, others)
     assert kept == [True, False, True]
+
+
+def test_who_has_met_others_expects_them_again_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 5.0
+    monkeypatch.setattr("tent_shm.crowd.time.monotonic", lambda: now)
+    several = Crowd()
+    with several as first, several as second:
+        assert (first, second) == (1, 2)
+    with several as again:
+        assert again == 2
+    now += crowd.LINGER_S
+    with several as alone:
+        assert alone == 1
 
 
 def test_one_thread_is_helped_and_several_only_where_processors_are_left(two: Pair) -> None:
