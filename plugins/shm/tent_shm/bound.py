@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from tent_core import gil
 from tent_core.transport import BoundCall
 from tent_shm import syscalls
 from tent_shm.owner import Owner
@@ -23,6 +25,9 @@ def bind(plan: Plan, owner: Owner) -> BoundCall | None:
         return None
     (target,) = plan.targets
     move, answer = _arranged(plan.streams[0], plan.whole, plan.quick)
+    held = plan.held
+    if not plan.quick and held is not None:
+        move = partial(_unless_contended, move, held.call)
     begin, end, word, keeper = target.begin, target.end, owner.word, owner.keeper
 
     def carry_out() -> bool:
@@ -39,6 +44,10 @@ def bind(plan: Plan, owner: Owner) -> BoundCall | None:
             end()
 
     return carry_out
+
+
+def _unless_contended(move: Callable[[], int | None], held: Callable[[], int | None]) -> int | None:
+    return held() if gil.contended() else move()
 
 
 def _arranged(stream: Stream, whole: Whole, quick: bool) -> Whole:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tent_core import gil
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import PeerDeparted, TransportError
 from tent_core.transport import BoundCall, Endpoint, Peer
@@ -77,14 +78,16 @@ class ShmEndpoint(Endpoint):
         what: Plan | None = requests.derived
         if what is None or not what.suits(crowd) or not what.begin():
             what = self._begun(requests, crowd)
-        whole = what.whole
+        # Among several that copy, each has to give it up, or none of them gets on.
+        hold = crowd == 1 and not what.quick and work.may_block and gil.contended()
+        whole = what.held if hold else what.whole
         if whole is not None and (what.quick or work.may_block) and self._owner.alive:
             moved = whole.call() == whole.answer
             if moved and self._check(what) is None:
                 what.end()
                 work.complete()
                 return
-        self._start(work, what, crowd)  # which finds out, too, what was wrong
+        self._start(work, what, crowd, hold)  # which finds out, too, what was wrong
 
     def bind(self, requests: Requests) -> BoundCall | None:
         return bound.bind(plan.make(requests, self._targets.get, self._ways), self._owner)
@@ -133,7 +136,7 @@ class ShmEndpoint(Endpoint):
             return self._departed()
         return what.gone
 
-    def _start(self, work: Work, what: Plan, crowd: int) -> None:
+    def _start(self, work: Work, what: Plan, crowd: int, hold: bool) -> None:
         """Carry out what one call cannot: here, if the caller waits anyway, and by the pool's threads."""
         for refusal in what.refusals:
             for start, stop in runs_of(refusal.rows, len(work)):
@@ -141,7 +144,8 @@ class ShmEndpoint(Endpoint):
         if not what.streams:
             return
         pool = self._tools.pool
-        threads = len(pool) if self._ways.split(what.total, crowd) else 1
+        # Where others compute, each share would wait for the GIL of its own.
+        threads = len(pool) if self._ways.split(what.total, crowd) and not hold else 1
         parts = threads * SHARES_PER_THREAD if threads > 1 else 1
         task = Task(work, what, parts, lambda: self._check(what), self._ended)
         with self._lock:

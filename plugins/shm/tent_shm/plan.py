@@ -40,8 +40,8 @@ class Plan:
     """What a submission uses and does. It never changes: a prepared transfer keeps it for its next post.
 
     `whole` moves everything by one call, where one can and threads do not help much; with `quick` that takes
-    less than about ten microseconds, and it keeps the GIL. `crowded` says whether that was chosen for one of
-    several threads that copy; None where it makes no difference.
+    less than about ten microseconds, and it keeps the GIL; with `may_hold` that takes a few milliseconds.
+    `crowded` says whether that was chosen for one of several threads that copy; None: it is all the same.
     """
 
     targets: tuple[Target, ...]
@@ -50,6 +50,7 @@ class Plan:
     total: int
     whole: Whole | None
     quick: bool
+    may_hold: bool
     crowded: bool | None = None
 
     def suits(self, crowd: int) -> bool:
@@ -60,6 +61,14 @@ class Plan:
     def streams(self) -> tuple[Stream, ...]:
         """How to move everything step by step, made when it is needed: `whole` mostly does without."""
         return self.make_streams()
+
+    @cached_property
+    def held(self) -> Whole | None:
+        """What to call in place of `whole` where other threads compute: it keeps the GIL, which would come
+        back a switch interval later (5 ms), if the copy takes less than that."""
+        if self.quick or not self.may_hold:
+            return self.whole
+        return self.streams[0].whole(keep_gil=True) or self.whole
 
     def begin(self) -> bool:
         """Mark every target as in use; False, with none marked, when one of them is gone."""
@@ -91,7 +100,8 @@ class Ways:
     `own` is this process, `keeper` the thread that names the owner's memory; `vectors` whether
     process_vm_readv(2) may be called on our own memory. `steady` answers where a local buffer is if it can be
     touched without a fault (memory of `allocate`), else None. `quick_weight` is the most that a submission
-    moves with the GIL kept. From `split_bytes` on `threads` share a submission, on so many `processors`.
+    moves with the GIL kept, `hold_bytes` the same where other threads compute. From `split_bytes` on
+    `threads` share a submission, on so many `processors`.
     """
 
     own: int
@@ -99,6 +109,7 @@ class Ways:
     vectors: bool
     steady: Callable[[int], Region | None]
     quick_weight: int
+    hold_bytes: int
     split_bytes: int
     threads: int
     processors: int
@@ -137,10 +148,10 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowd:
     whole = _gathered(requests, lone, ways, crowd)
     if whole is not None:
         later = partial(_streams_to, requests, lone, ways)
-        return Plan((lone,), later, (), requests.total, whole, quick, crowded)
+        return Plan((lone,), later, (), requests.total, whole, quick, False, crowded)
     streams = _streams_to(requests, lone, ways)
-    whole = _whole(streams[0], quick, ways, crowd)
-    return Plan((lone,), lambda: streams, (), requests.total, whole, quick, crowded)
+    whole, may_hold = _whole(streams[0], quick, ways, crowd), requests.total <= ways.hold_bytes
+    return Plan((lone,), lambda: streams, (), requests.total, whole, quick, may_hold, crowded)
 
 
 def _to_several(
@@ -153,11 +164,14 @@ def _to_several(
     streams, refusals = _sorted_out(requests, targets, causes, ways)
     crowded = crowd > 1 if ways.matters(requests.total) else None
     quick = _is_quick(requests, ways)
-    whole = None
+    whole, may_hold = None, False
     if len(streams) == 1 and not refusals:
-        whole = _gathered_anywhere(streams[0], crowd) or _whole(streams[0], quick, ways, crowd)
+        whole = _gathered_anywhere(streams[0], crowd)
+        if whole is None:
+            whole = _whole(streams[0], quick, ways, crowd)
+            may_hold = requests.total <= ways.hold_bytes
     used = tuple(targets.values())
-    return Plan(used, lambda: streams, refusals, requests.total, whole, quick, crowded)
+    return Plan(used, lambda: streams, refusals, requests.total, whole, quick, may_hold, crowded)
 
 
 def _is_quick(requests: Requests, ways: Ways) -> bool:

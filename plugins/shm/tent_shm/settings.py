@@ -24,6 +24,8 @@ class Settings(Section):
     - `keep_gil_bytes`: up to this size, with 4 KiB more counted for each block, the copy keeps the GIL and
       the submitting thread makes it itself: about ten microseconds (16 blocks of 4 KiB: 8; one of 124 KiB:
       2 from the cache, 9 from memory). A released GIL takes 5 ms to come back beside a thread that computes.
+    - `hold_gil_bytes`: the same while other threads of the process compute, for a caller that waits: some
+      milliseconds, as long as those threads keep the GIL themselves.
     - `allow_ptrace_by_anyone`: let every process of this user read and write this one's memory although
       the kernel's ptrace scope is 1 (PR_SET_PTRACER_ANY, prctl(2)); debuggers may then attach as well.
     """
@@ -31,4 +33,5 @@ class Settings(Section):
     copy_threads: Annotated[int, Interval(ge=1, le=64)] = 2
     split_bytes: Annotated[Size, Ge(64 * KIB)] = 4 * MIB
     keep_gil_bytes: Annotated[Size, Le(1 * MIB)] = 128 * KIB
+    hold_gil_bytes: Annotated[Size, Le(1024 * MIB)] = 64 * MIB
     allow_ptrace_by_anyone: bool = False

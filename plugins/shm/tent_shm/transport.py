@@ -102,6 +102,7 @@ class ShmTransport(Transport):
             vectors=self._vectors,
             steady=self._region,
             quick_weight=settings.keep_gil_bytes,
+            hold_bytes=settings.hold_gil_bytes,
             split_bytes=settings.split_bytes,
             threads=settings.copy_threads,
             processors=len(os.sched_getaffinity(0)),

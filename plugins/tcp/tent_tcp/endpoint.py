@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from tent_core import address
+from tent_core import address, gil
 from tent_core.descriptor import SegmentDescriptor
 from tent_core.errors import TransportError, Unreachable
 from tent_core.transport import BoundCall, Endpoint, Peer, Resume
@@ -16,10 +16,9 @@ from tent_core.types import Priority, Status
 from tent_core.work import Requests, Work
 from tent_tcp.carriage import CANCELED, Carriage, Rest
 from tent_tcp.dialing import Dialing, Target, dial
-from tent_tcp.gil import GilWatch
 from tent_tcp.messages import Message, Short, messages_of
 from tent_tcp.mover import Mover
-from tent_tcp.patience import Canceled, DeadlinePassed, Patience, StreamFailed
+from tent_tcp.patience import Canceled, DeadlinePassed, Patience, StreamFailed, spins
 from tent_tcp.pool import Pool
 from tent_tcp.protocol import Attribute, Malformed, pack_hello
 from tent_tcp.settings import Settings
@@ -36,7 +35,6 @@ class TcpEndpoint(Endpoint):
         peer: Peer,
         settings: Settings,
         mover: Mover,
-        gil: GilWatch,
         target: Callable[[SegmentDescriptor], Target],
         on_close: Callable[[TcpEndpoint], None],
     ) -> None:
@@ -44,7 +42,7 @@ class TcpEndpoint(Endpoint):
         self._peer = peer
         self._settings = settings
         self._mover = mover
-        self._gil = gil
+        self._spin_s = spins(settings.spin / 1e6)
         self._find_target = target
         self._on_close = on_close
         self.pool = Pool(settings.streams, lambda: mover.resume(self))
@@ -86,7 +84,7 @@ class TcpEndpoint(Endpoint):
             return False if self.pool.closed is not None else self.submit
         stream.work = None
         try:
-            done = stream.converse(message, short, self._gil.spin_s(self._gil.contended()))
+            done = stream.converse(message, short, self._spin_s[gil.contended()])
         except BaseException:  # such as KeyboardInterrupt, which may come anywhere
             self.pool.discard(stream)
             raise
@@ -102,12 +100,12 @@ class TcpEndpoint(Endpoint):
 
     def _carry(self, carriage: Carriage, interrupted: Callable[[], StreamFailed | None]) -> None:
         work, stream = carriage.work, carriage.stream
-        crowded = self._gil.contended()
+        crowded = gil.contended()
         patience = Patience(
             work.deadline,
             self._settings.stall_timeout,
             interrupted,
-            self._gil.spin_s(crowded),
+            self._spin_s[crowded],
             crowded,
             self._settings.keep_gil,
         )

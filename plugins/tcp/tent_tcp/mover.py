@@ -8,14 +8,14 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tent_core import gil
 from tent_core.errors import TransportError
 from tent_core.types import Priority, Status
 from tent_core.work import Work
 from tent_tcp.carriage import CANCELED, Carriage, Rest, status_of
 from tent_tcp.dialing import Dialing
 from tent_tcp.fences import Fences
-from tent_tcp.gil import GilWatch
-from tent_tcp.patience import Canceled, DeadlinePassed, StreamFailed
+from tent_tcp.patience import Canceled, DeadlinePassed, StreamFailed, spins
 from tent_tcp.pool import AllInUse
 from tent_tcp.reactor import Reactor
 from tent_tcp.settings import Settings
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class Mover:
     """Works through what endpoints hand over, in the reactor's thread."""
 
-    def __init__(self, reactor: Reactor, settings: Settings, gil: GilWatch) -> None:
+    def __init__(self, reactor: Reactor, settings: Settings) -> None:
         self.reactor = reactor
         self.stall_s = settings.stall_timeout
         self.connect_s = settings.connect_timeout
-        self.gil = gil
+        self.spin_s = spins(settings.spin / 1e6)
         self.fences = Fences(reactor, settings.fence_timeout)
         self._journeys: dict[Work, _Journey] = {}
         self._queues: dict[TcpEndpoint, deque[_Journey]] = {}
@@ -219,9 +219,8 @@ class _Journey:
         carriage = self._carriage
         assert carriage is not None
         try:
-            gil = self._mover.gil
             crowded = gil.contended()
-            if carriage.advance(gil.spin_s(crowded), crowded):
+            if carriage.advance(self._mover.spin_s[crowded], crowded):
                 self._progress = time.monotonic()
         except StreamFailed as cause:
             self.fail(cause)

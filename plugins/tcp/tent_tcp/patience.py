@@ -11,8 +11,16 @@ from tent_core.errors import TransportError
 TICK_S = 0.1
 """A blocked call looks up this often, for its deadline and for whether its endpoint was closed."""
 
+CROWDED_SPIN_S = 500e-6
+"""How long to look for an answer where sleeping costs a switch interval: until a receiver has woken up."""
+
 SHORT = 128 << 10
 """Up to this size the GIL is kept in any case: some tens of microseconds."""
+
+
+def spins(spin_s: float) -> tuple[float, float]:
+    """How long to look for an answer before sleeping: usually, and where a released GIL is late (index 1)."""
+    return spin_s, max(spin_s, CROWDED_SPIN_S)
 
 
 class StreamFailed(TransportError):

@@ -209,17 +209,20 @@ class Stream:
     def _send_wait(self, part: Vector, patience: Patience) -> None:
         """Send all of a part. What is short looks for room with the GIL kept; see `_receive_wait`."""
         short = patience.is_short(part.left)
+        spin_s = patience.spin_s if short else 0.0
         progress = now = time.monotonic()
-        until = now + patience.spin_s
+        until = now + spin_s
         while part.left:
-            if short and now < until:
-                moved = part.send(self.descriptor, NOW, HOLDING, BOUND)
-            else:
+            # Time may have passed because others had the GIL: so it looks once more before it waits.
+            moved = part.send(self.descriptor, NOW, HOLDING, BOUND) if short else WOULD_BLOCK
+            if moved == WOULD_BLOCK and now >= until:
                 flags = self._block(select.POLLOUT, patience.check(progress), WAIT)
                 moved = part.send(self.descriptor, flags, RELEASING)
+            elif moved == WOULD_BLOCK and now - progress > _LATE_S:
+                sched_yield()
             now = time.monotonic()
             if moved > 0:
-                progress, until = now, now + patience.spin_s
+                progress, until = now, now + spin_s
                 self._count(moved)
 
     def pull(self, keep_gil: bool = True) -> tuple[Outcome | None, bool]:
@@ -268,18 +271,20 @@ class Stream:
         short = patience.is_short(part.left)
         calls, bound = (HOLDING, BOUND) if short else (RELEASING, None)
         look = short or not patience.crowded
+        spin_s = patience.spin_s if look else 0.0
         progress = now = time.monotonic()
-        until = now + patience.spin_s
+        until = now + spin_s
         while part.left:
-            if look and now < until:
-                moved = part.receive(self.descriptor, NOW, calls, bound)
-            else:
+            moved = part.receive(self.descriptor, NOW, calls, bound) if look else WOULD_BLOCK
+            if moved == WOULD_BLOCK and now >= until:
                 wait = WAIT if look else WAIT_ALL
                 flags = self._block(select.POLLIN, patience.check(progress), wait)
                 moved = part.receive(self.descriptor, flags, RELEASING)
+            elif moved == WOULD_BLOCK and now - progress > _LATE_S:
+                sched_yield()
             now = time.monotonic()
             if moved > 0:
-                progress, until = now, now + patience.spin_s
+                progress, until = now, now + spin_s
                 self._count(moved)
 
     def _count(self, moved: int) -> None:

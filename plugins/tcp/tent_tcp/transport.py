@@ -21,7 +21,6 @@ from tent_core.transport import Endpoint, LocalBuffer, Peer, Transport, Transpor
 from tent_core.types import Permission
 from tent_tcp.dialing import Target
 from tent_tcp.endpoint import NAME, TcpEndpoint, make_target
-from tent_tcp.gil import GilWatch
 from tent_tcp.mover import Mover
 from tent_tcp.process import ReceiverProcess
 from tent_tcp.protocol import SECRET_SIZE, STOPPED, Attribute, Malformed, parse_fence
@@ -76,12 +75,11 @@ class TcpTransport(Transport):
         self._context = context
         settings = context.settings
         self._warnings = RateLimited(context.log, by=("reason",))
-        self._gil = GilWatch(settings.spin / 1e6)
         self._listener, advertised = self._listen(context)
         _listening.add(self._listener)
         self._carrier = Reactor("tent-tcp-carrier", context.log)
         self._carrier.start()
-        self._mover = Mover(self._carrier, settings, self._gil)
+        self._mover = Mover(self._carrier, settings)
         # What the receiver reads first, to see whether it reaches this memory, and whose it is.
         self._page = ctypes.create_string_buffer(secrets.token_bytes(_TOKEN_SIZE), _TOKEN_SIZE)
         self._secret = secrets.token_bytes(SECRET_SIZE)
@@ -112,7 +110,6 @@ class TcpTransport(Transport):
             peer,
             self._get_context().settings,
             self._mover,
-            self._gil,
             self._target,
             self._endpoints.discard,
         )

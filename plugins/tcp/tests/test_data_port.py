@@ -193,6 +193,7 @@ def test_messages_may_arrive_byte_by_byte_and_many_at_once(owner: OwnerProcess) 
 def strict() -> Iterator[OwnerProcess]:
     """An owner whose receiver allows little."""
     with OwnerProcess(max_streams=8, handshake_timeout=0.5, stall_timeout=1.0) as process:
+        process.offer(KIB)  # before which there is no receiver
         yield process
 
 

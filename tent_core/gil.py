@@ -1,4 +1,9 @@
-"""Whether other threads of this process compute, so that a released GIL is slow to come back."""
+"""Whether other threads of this process compute, so that a released GIL is slow to come back.
+
+CPython's threads hand the GIL over when they wait, or after a switch interval (5 ms,
+`sys.setswitchinterval`). So beside a thread that computes, a call that moves bytes for 20 microseconds and
+releases the GIL meanwhile takes 5 ms; and it had better be released beside threads that wait or move bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +16,10 @@ _LATE_S = 1e-3
 """After a computing thread took it, it is away for a switch interval, 5 ms."""
 
 
-_CROWDED_SPIN_S = 500e-6
-"""How long to look for an answer where sleeping costs a switch interval: until a receiver has woken up."""
-
-
 class GilWatch:
     """Looks twice a second: gives the GIL up, and measures how long it stays away. Thread-safe."""
 
-    def __init__(self, spin_s: float) -> None:
-        """`spin_s`: how long to look for an answer where nobody else computes."""
-        self._spin_s = spin_s
+    def __init__(self) -> None:
         self._next = 0.0
         self._contended = False
 
@@ -33,6 +32,6 @@ class GilWatch:
             self._contended = time.monotonic() - began > _LATE_S
         return self._contended
 
-    def spin_s(self, contended: bool) -> float:
-        """How long to look for an answer before sleeping."""
-        return max(self._spin_s, _CROWDED_SPIN_S) if contended else self._spin_s
+
+contended = GilWatch().contended
+"""The same of the one watch of this process: transports ask it before a call that may keep the GIL."""
