@@ -93,8 +93,8 @@ def nixl_target(conn: Connection, size: int = SPAN) -> None:
 
 
 def cma_target(conn: Connection, size: int = SPAN) -> None:
-    """Own a span, and do nothing."""
-    span = np.zeros(size, np.uint8)
+    """Own a span, and do nothing. It is written to: what never was is one page of zeros, and quickly read."""
+    span = np.ones(size, np.uint8)
     conn.send((os.getpid(), span.ctypes.data))
     conn.recv()
 

@@ -4,30 +4,33 @@
     python benchmarks/threads.py [--transport tcp] [--rounds 3] [--seconds 0.5] [--json]
     python benchmarks/threads.py --transport shm --case 4KiBx1 --profile
 
-One initiator and one target for each transport. In each round every case is done by one, two, four and
-eight threads in turn, and rates are calls per second of all threads together, bytes checked before and
-after. The exit status is 1 if two or more threads are below 0.8 of one thread's rate with single blocks up
-to 64 KiB, or below 1.3 times it with larger ones and with batches, by the medians of the rounds' ratios.
-What several threads gain with the system call alone is shown beside them. --profile shows where one of the
-threads spends its time while it is alone, and while it is one of the most.
+One initiator and one target for each transport. Every thread has blocks of its own, and N threads are set
+against one that makes the same calls in turn: with eight times the blocks the caches alone make one thread
+four times as slow (1,000 x 4 KiB copied by numpy: 136 and 525 microseconds a call). Rates are calls per
+second of all threads together; both are measured in each round, and bytes are checked before and after. The
+exit status is 1 if two or more threads are below 0.8 of one thread's rate with single blocks up to 64 KiB, or
+below 1.3 times it with larger ones and with batches, by the medians of the rounds' ratios.
+
+Beside them is what as many processes gain over one by bare means (`processes.py`): the most that the machine
+gives. --profile shows where one of the threads spends its time while it is alone, and among the most.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import json
-import multiprocessing
+import os
 import pstats
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 from figures import Figure, conclude
-from peerbench import SPAN, cma, cma_target
+from processes import MEANS, movers
 
 from tent_core.bench.cases import SEED, Case, Memory, Work, parse_case, works
 from tent_core.bench.measure import Bench, timed_together
@@ -41,36 +44,36 @@ LEAST_SMALL, LEAST_LARGE = 0.8, 1.3
 """Of one thread's rate: single blocks up to SMALL wait for the interpreter lock; the rest can use cores."""
 
 KINDS = (("shm", Memory.ALLOCATED), ("shm", Memory.REGISTERED), ("tcp", Memory.ALLOCATED))
-LIMIT = "process_vm_*"
 LINES = 12
+
+Shares = Sequence[Sequence[int]]
+"""Of each thread, or process: the numbers of the calls that it makes in turn."""
+
+Rates = dict[int, list[tuple[float, float]]]
 
 
 class Row(NamedTuple):
-    """One case over one transport: calls per second by number of threads, one for each round."""
+    """One case over one transport. `rates` are calls per second by number of threads, for each round a pair:
+    of one thread, and of that many, with the same calls; `machine` is the same of processes."""
 
     name: str
     case: Case
-    rates: dict[int, list[float]]
+    rates: Rates
+    machine: Rates
 
     def figures(self) -> list[Figure]:
-        """The ratios beside their floors; none for the limit."""
-        if self.name.startswith(LIMIT):
-            return []
+        """The ratios beside their floors."""
         small = self.case.batch == 1 and self.case.block <= SMALL
         floor = LEAST_SMALL if small else LEAST_LARGE
         return [
             Figure(f"{self.name}, {n} threads, of one's rate", ratio, floor, at_least=True)
-            for n, ratio in self.ratios().items()
+            for n, ratio in ratios(self.rates).items()
         ]
 
-    def ratios(self) -> dict[int, float]:
-        """Median of the rounds' ratios to one thread, by number of threads."""
-        alone = self.rates[1]
-        return {
-            n: statistics.median(many / one for many, one in zip(rates, alone, strict=True))
-            for n, rates in self.rates.items()
-            if n > 1
-        }
+
+def ratios(rates: Rates) -> dict[int, float]:
+    """Median of the rounds' ratios to one thread, by number of threads."""
+    return {n: statistics.median(many / one for one, many in pairs) for n, pairs in rates.items()}
 
 
 def options(transport: str, memory: Memory, seconds: float) -> BenchOptions:
@@ -89,50 +92,41 @@ def plan(opcode: Opcode, cases: tuple[Case, ...], span: int) -> list[tuple[Work,
     return list(zip(*each, strict=True))
 
 
-def measure(bench: Bench, rounds: int, name: str, plans: list[tuple[Work, ...]]) -> list[Row]:
-    """Rates of every case over one transport, with bytes checked before and after."""
-    rows = []
-    for each in plans:
-        calls = [bench.call(work) for work in each]
-        bench.check(each[0], calls[0], 1)
-        rows.append(rates(f"{name} {_name(each[0])}", each[0].case, calls, bench.seconds, rounds))
-        bench.check(each[0], calls[0], 3)
-    return rows
-
-
-def limit(plans: list[tuple[Work, ...]], seconds: float, rounds: int) -> list[Row]:
-    """The same with `process_vm_writev` and `process_vm_readv` alone, which need no interpreter lock."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    other = spawn.Process(target=cma_target, args=(theirs,), daemon=True)
-    other.start()
-    pid, base = ours.recv()
-    span = np.ones(SPAN, np.uint8)
-    start = span.ctypes.data
-    case = cma(pid, base, start)
-    rows = []
-    for each in plans:
-        calls: list[Callable[[], object]] = []
-        for work in each:
-            here, there = (work.local + np.uint64(start)), (work.remote + np.uint64(base))
-            op = work.opcode.name.lower()
-            calls.append(case(op, here.tolist(), there.tolist(), work.case.block))
-        rows.append(rates(f"{LIMIT} {_name(each[0])}", each[0].case, calls, seconds, rounds))
-    other.kill()
-    return rows
-
-
-def rates(
-    name: str, case: Case, calls: list[Callable[[], object]], seconds: float, rounds: int
-) -> Row:
-    """Rates by one and by several threads in turn, round by round, so that drift meets all alike."""
-    row = Row(name, case, {})
+def measure(bench: Bench, rounds: int, name: str, works_: tuple[Work, ...]) -> Row:
+    """Rates of one case over one transport, with bytes checked before and after, and those of the machine."""
+    work = works_[0]
+    calls = [bench.call(each) for each in works_]
+    bench.check(work, calls[0], 1)
     timed_together(calls, 0)  # the first calls make what is kept
-    for _ in range(rounds):
-        for n in (1, *THREADS):
-            row.rates.setdefault(n, []).append(timed_together(calls[:n], seconds)[1])
-    print(row.name, {n: round(x, 2) for n, x in row.ratios().items()}, file=sys.stderr)
+
+    def threads(shares: Shares) -> float:
+        return timed_together([_in_turn([calls[i] for i in s]) for s in shares], bench.seconds)[1]
+
+    cpus = len(os.sched_getaffinity(0))
+    rates = alternated(threads, rounds)
+    bench.check(work, calls[0], 3)
+    with movers(MEANS[name], works_) as processes:
+        machine = alternated(lambda shares: processes.rate(shares, bench.seconds), rounds, cpus)
+    row = Row(f"{name} {_name(work)}", work.case, rates, machine)
+    shown = [{n: round(x, 2) for n, x in ratios(r).items()} for r in (rates, machine)]
+    print(row.name, *shown, file=sys.stderr)
     return row
+
+
+def alternated(rate: Callable[[Shares], float], rounds: int, most: int = max(THREADS)) -> Rates:
+    """Rates by one and by several (at most `most`) with the same calls, round by round, so that drift meets
+    all alike."""
+    rates: Rates = {n: [] for n in THREADS}
+    for _ in range(rounds):
+        for n, pairs in rates.items():
+            several = min(n, most)
+            pairs.append((rate([range(n)]), rate([range(i, n, several) for i in range(several)])))
+    return rates
+
+
+def _in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
+    turn = itertools.cycle(calls)
+    return lambda: next(turn)()
 
 
 def _name(work: Work) -> str:
@@ -167,23 +161,27 @@ def run(args: argparse.Namespace) -> list[Row]:
             bench = replace(bench, threads=max(THREADS))
             for op in args.op or ("write", "read"):
                 plans = plan(Opcode[op.upper()], cases, bench.span)
-                if args.profile:
-                    for each in plans:
+                for each in plans:
+                    if args.profile:
                         profile(bench, name, each)
-                else:
-                    rows += measure(bench, args.rounds, name, plans)
-    if not args.profile and "shm" in (args.transport or ("shm",)):
-        for op in args.op or ("write", "read"):
-            rows += limit(plan(Opcode[op.upper()], cases, SPAN), args.seconds, args.rounds)
+                    else:
+                        rows.append(measure(bench, args.rounds, name, each))
     return rows
 
 
 def show(rows: list[Row]) -> None:
-    """The table for people."""
-    print(f"{'':36}{'one, calls/s':>14}" + "".join(f"{f'x {n}':>8}" for n in THREADS))
+    """The table for people: microseconds a call, by one thread and by several; then what processes gain."""
+    heads = "".join(f"{f'{n}: one, all':>15}{'x':>6}{'(max)':>7}" for n in THREADS)
+    print(f"{'':34}{heads}")
     for row in rows:
-        ratios = "".join(f"{ratio:>8.2f}" for ratio in row.ratios().values())
-        print(f"{row.name:36}{statistics.median(row.rates[1]):>14,.0f}{ratios}")
+        cells = []
+        machine = ratios(row.machine)
+        for n, ratio in ratios(row.rates).items():
+            one, many = (
+                1e6 / statistics.median(rates) for rates in zip(*row.rates[n], strict=True)
+            )
+            cells.append(f"{f'{one:,.4g}, {many:,.4g}':>15}{ratio:>6.2f}{f'({machine[n]:.2f})':>7}")
+        print(f"{row.name:34}" + "".join(cells))
 
 
 def main() -> int:
@@ -203,7 +201,10 @@ def main() -> int:
     rows = run(args)
     figures = [figure for row in rows for figure in row.figures()]
     if args.json:
-        rates = [{"row": row.name, "calls_per_s": row.rates} for row in rows]
+        rates = [
+            {"row": row.name, "calls_per_s": row.rates, "processes_per_s": row.machine}
+            for row in rows
+        ]
         print(json.dumps({"rows": rates, "figures": [f.as_json() for f in figures]}))
     elif rows:
         show(rows)

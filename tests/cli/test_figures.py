@@ -46,12 +46,15 @@ def test_growth_is_judged_over_the_limit_by_the_block_and_by_the_submit(
 def test_threads_have_one_floor_for_small_blocks_and_another_for_the_rest(
     modules: dict[str, ModuleType],
 ) -> None:
-    row, limit = modules["threads"].Row, modules["threads"].LIMIT
-    rates = {1: [100.0, 200.0], 2: [90.0, 180.0], 4: [140.0, 280.0]}
-    assert [f.met for f in row("shm write", Case(65536, 1), rates).figures()] == [True, True]
-    assert [f.met for f in row("shm write", Case(1 << 20, 1), rates).figures()] == [False, True]
-    assert [f.met for f in row("shm write", Case(4096, 1000), rates).figures()] == [False, True]
-    assert row(f"{limit} write", Case(4096, 1000), rates).figures() == []
+    row = modules["threads"].Row
+    rates = {2: [(100.0, 90.0), (200.0, 180.0)], 4: [(100.0, 140.0), (200.0, 280.0)]}
+    machine = {2: [(100.0, 100.0)], 4: [(100.0, 100.0)]}
+    for case, met in (
+        (Case(65536, 1), [True, True]),
+        (Case(1 << 20, 1), [False, True]),
+        (Case(4096, 1000), [False, True]),
+    ):
+        assert [f.met for f in row("shm write", case, rates, machine).figures()] == met
 
 
 def test_an_engine_is_held_against_an_interpreter_and_a_helper_against_its_own_bound(

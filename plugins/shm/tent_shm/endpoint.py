@@ -13,6 +13,7 @@ from tent_core.errors import PeerDeparted, TransportError
 from tent_core.transport import BoundCall, Endpoint, Peer
 from tent_core.work import Requests, Work
 from tent_shm import bound, plan
+from tent_shm.crowd import Crowd
 from tent_shm.keeper import Keeper
 from tent_shm.owner import Owner
 from tent_shm.plan import Plan, Ways
@@ -33,6 +34,7 @@ class Tools:
     keeper: Keeper
     pool: Pool
     log: Any
+    crowd: Crowd
 
 
 class ShmEndpoint(Endpoint):
@@ -64,19 +66,28 @@ class ShmEndpoint(Endpoint):
         tools.keeper.watch(owner.pidfd, self._owner_ended)
 
     def submit(self, work: Work) -> None:
+        if not self._ways.matters(work.requests.total):
+            self._carry(work, 1)
+            return
+        with self._tools.crowd as crowd:
+            self._carry(work, crowd)
+
+    def _carry(self, work: Work, crowd: int) -> None:
+        """Carry it out, as one of so many threads that copy."""
         requests = work.requests
         what: Plan | None = requests.derived
-        if what is None or not what.begin():
-            what = self._begun(requests)
-        crowded = not what.quick and work.may_block and gil.contended()
-        whole = what.held if crowded else what.whole
+        if what is None or not what.suits(crowd) or not what.begin():
+            what = self._begun(requests, crowd)
+        # Among several that copy, each has to give it up, or none of them gets on.
+        hold = crowd == 1 and not what.quick and work.may_block and gil.contended()
+        whole = what.held if hold else what.whole
         if whole is not None and (what.quick or work.may_block) and self._owner.alive:
             moved = whole.call() == whole.answer
             if moved and self._check(what) is None:
                 what.end()
                 work.complete()
                 return
-        self._start(work, what, crowded)  # which finds out, too, what was wrong
+        self._start(work, what, crowd, hold)  # which finds out, too, what was wrong
 
     def bind(self, requests: Requests) -> BoundCall | None:
         return bound.bind(plan.make(requests, self._targets.get, self._ways), self._owner)
@@ -110,9 +121,9 @@ class ShmEndpoint(Endpoint):
     def holdings(self) -> Mapping[str, int]:
         return {"mappings": self._targets.mappings, "tasks": len(self._tasks)}
 
-    def _begun(self, requests: Requests) -> Plan:
+    def _begun(self, requests: Requests, crowd: int) -> Plan:
         """A new plan, with its targets marked as in use."""
-        what = plan.make(requests, self._targets.get, self._ways)
+        what = plan.make(requests, self._targets.get, self._ways, crowd)
         if not what.begin():
             raise what.gone or TransportError("the peer is just unregistering a buffer")
         if requests.reused and not what.refusals:
@@ -125,7 +136,7 @@ class ShmEndpoint(Endpoint):
             return self._departed()
         return what.gone
 
-    def _start(self, work: Work, what: Plan, crowded: bool) -> None:
+    def _start(self, work: Work, what: Plan, crowd: int, hold: bool) -> None:
         """Carry out what one call cannot: here, if the caller waits anyway, and by the pool's threads."""
         for refusal in what.refusals:
             for start, stop in runs_of(refusal.rows, len(work)):
@@ -133,9 +144,8 @@ class ShmEndpoint(Endpoint):
         if not what.streams:
             return
         pool = self._tools.pool
-        # Each share would wait for the GIL of its own.
-        split = what.total >= self._ways.split_bytes and not crowded
-        threads = len(pool) if split else 1
+        # Where others compute, each share would wait for the GIL of its own.
+        threads = len(pool) if self._ways.split(what.total, crowd) and not hold else 1
         parts = threads * SHARES_PER_THREAD if threads > 1 else 1
         task = Task(work, what, parts, lambda: self._check(what), self._ended)
         with self._lock:

@@ -5,6 +5,10 @@ is an index; blocks are gathered by such indexes into a portion that fits the se
 there scattered. For large blocks the second copy costs more than an assignment of a memoryview for each.
 Microseconds, beside one call of process_vm_writev(2) on this process's own memory: 1,000 x 4 KiB 131 (436),
 100 x 4 KiB 12 (46), 1,000 x 16 KiB 1,156 (2,472), 500 x 64 KiB 1,978 (4,756; by numpy 2,448).
+
+So the GIL is kept. Where several threads copy at once it is given up: numpy does so for more than 500 blocks,
+which is one portion then. That leaves the second-level cache, 160 microseconds for 1,000 x 4 KiB, but two
+threads make one such copy every 86 (every 164 with the GIL kept), and from 8 MiB on the kernel is as fast.
 """
 
 from __future__ import annotations
@@ -24,6 +28,11 @@ LEAST = 16
 
 MOST_BYTES = 32 << 20
 """About 3 ms. The GIL is kept for a portion at a time, so others get it when they ask for it."""
+
+LEAST_RELEASED = 512
+"""numpy releases the GIL for more than 500 items (NPY_BEGIN_THREADS_THRESHOLDED, ndarraytypes.h)."""
+
+MOST_BYTES_RELEASED = 8 << 20
 
 LARGE_BLOCK = 32 << 10
 
@@ -79,14 +88,17 @@ def _blocks(address: int, length: int, block: int) -> NDArray[Any]:
     return np.asarray(_Raw(address, length - block + 1, f"|V{block}"))
 
 
-def arranged(target: Side, source: Side, total: int) -> Callable[[], None] | None:
+def arranged(
+    target: Side, source: Side, total: int, *, keep_gil: bool = True
+) -> Callable[[], None] | None:
     """A call that copies row i of `source` to row i of `target`; None where a system call does as well.
 
     Addresses that are not mapped end the process, as with memmove.
     """
     lengths = source.iovecs[:, 1]
     n = len(lengths)
-    if n < LEAST or total > MOST_BYTES or max(target.region.length, source.region.length) > _SPAN:
+    least, most = (LEAST, MOST_BYTES) if keep_gil else (LEAST_RELEASED, MOST_BYTES_RELEASED)
+    if n < least or total > most or max(target.region.length, source.region.length) > _SPAN:
         return None
     block = int(np.maximum.reduce(lengths))
     if total != n * block:  # the others are not as long as the longest
@@ -97,7 +109,7 @@ def arranged(target: Side, source: Side, total: int) -> Callable[[], None] | Non
     if block >= LARGE_BLOCK:
         places = list(zip(there.tolist(), here.tolist(), strict=True))
         return partial(_copy_each, memory(to, to_size), memory(from_, from_size), places, block)
-    portion = _PORTION_BYTES // block
+    portion = _PORTION_BYTES // block if keep_gil else -(-n // (n // LEAST_RELEASED))
     return partial(
         _gather, _blocks(to, to_size, block), there, _blocks(from_, from_size, block), here, portion
     )

@@ -20,6 +20,9 @@ from tent_shm.target import Target
 PIECE_BYTES = 4096
 """What a block costs beside its bytes, in bytes of copying: about 0.3 microseconds (README.md)."""
 
+LONG_BYTES = 2 << 20
+"""What numpy copies keeps the GIL, for 65 microseconds and more from this size on: too long for a crowd."""
+
 DIRECT_BYTES = 4 << 20
 """Blocks of this mean size go one by one by memmove, twice as fast as by the kernel (README.md)."""
 
@@ -38,6 +41,7 @@ class Plan:
 
     `whole` moves everything by one call, where one can and threads do not help much; with `quick` that takes
     less than about ten microseconds, and it keeps the GIL; with `may_hold` that takes a few milliseconds.
+    `crowded` says whether that was chosen for one of several threads that copy; None: it is all the same.
     """
 
     targets: tuple[Target, ...]
@@ -47,6 +51,11 @@ class Plan:
     whole: Whole | None
     quick: bool
     may_hold: bool
+    crowded: bool | None = None
+
+    def suits(self, crowd: int) -> bool:
+        """Whether it is as good as a new one for one of so many threads that copy."""
+        return self.crowded is None or self.crowded is (crowd > 1)
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
@@ -91,8 +100,8 @@ class Ways:
     `own` is this process, `keeper` the thread that names the owner's memory; `vectors` whether
     process_vm_readv(2) may be called on our own memory. `steady` answers where a local buffer is if it can be
     touched without a fault (memory of `allocate`), else None. `quick_weight` is the most that a submission
-    moves with the GIL kept, `hold_bytes` the same where other threads compute, `split_bytes` where threads
-    help.
+    moves with the GIL kept, `hold_bytes` the same where other threads compute. From `split_bytes` on
+    `threads` share a submission, on so many `processors`.
     """
 
     own: int
@@ -102,6 +111,18 @@ class Ways:
     quick_weight: int
     hold_bytes: int
     split_bytes: int
+    threads: int
+    processors: int
+
+    def split(self, total: int, crowd: int) -> bool:
+        """Whether threads shall share so many bytes, beside the others of a crowd: not if those keep the
+        processors busy already."""
+        room = crowd == 1 or crowd * self.threads <= self.processors
+        return total >= self.split_bytes and room
+
+    def matters(self, total: int) -> bool:
+        """Whether so many bytes move otherwise in a crowd."""
+        return total >= min(LONG_BYTES, self.split_bytes)
 
 
 def weight(n: int, total: int) -> int:
@@ -109,8 +130,9 @@ def weight(n: int, total: int) -> int:
     return total + n * PIECE_BYTES
 
 
-def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Plan:
-    """Plan `requests`. `target` answers the Target of a buffer id of the peer, or raises TentError."""
+def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowd: int = 1) -> Plan:
+    """Plan `requests` for one of `crowd` threads that copy at once. `target` answers the Target of a buffer
+    id of the peer, or raises TentError."""
     targets: dict[int, Target] = {}
     causes: dict[int, Exception] = {}
     for number in requests.remote_used:
@@ -119,65 +141,71 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways) -> Pla
         except TentError as error:
             causes[number] = error
     if causes or len(targets) > 1:
-        return _to_several(requests, targets, causes, ways)
+        return _to_several(requests, targets, causes, ways, crowd)
     (lone,) = targets.values()
     quick = _is_quick(requests, ways)
-    whole = _gathered(requests, lone, ways)
+    crowded = crowd > 1 if ways.matters(requests.total) else None
+    whole = _gathered(requests, lone, ways, crowd)
     if whole is not None:
         later = partial(_streams_to, requests, lone, ways)
-        return Plan((lone,), later, (), requests.total, whole, quick, False)
+        return Plan((lone,), later, (), requests.total, whole, quick, False, crowded)
     streams = _streams_to(requests, lone, ways)
-    whole, may_hold = _whole(streams[0], quick, ways), requests.total <= ways.hold_bytes
-    return Plan((lone,), lambda: streams, (), requests.total, whole, quick, may_hold)
+    whole, may_hold = _whole(streams[0], quick, ways, crowd), requests.total <= ways.hold_bytes
+    return Plan((lone,), lambda: streams, (), requests.total, whole, quick, may_hold, crowded)
 
 
 def _to_several(
-    requests: Requests, targets: dict[int, Target], causes: dict[int, Exception], ways: Ways
+    requests: Requests,
+    targets: dict[int, Target],
+    causes: dict[int, Exception],
+    ways: Ways,
+    crowd: int,
 ) -> Plan:
     streams, refusals = _sorted_out(requests, targets, causes, ways)
+    crowded = crowd > 1 if ways.matters(requests.total) else None
     quick = _is_quick(requests, ways)
     whole, may_hold = None, False
     if len(streams) == 1 and not refusals:
-        whole = _gathered_anywhere(streams[0])
+        whole = _gathered_anywhere(streams[0], crowd)
         if whole is None:
-            whole, may_hold = _whole(streams[0], quick, ways), requests.total <= ways.hold_bytes
-    several = tuple(targets.values())
-    return Plan(several, lambda: streams, refusals, requests.total, whole, quick, may_hold)
+            whole = _whole(streams[0], quick, ways, crowd)
+            may_hold = requests.total <= ways.hold_bytes
+    used = tuple(targets.values())
+    return Plan(used, lambda: streams, refusals, requests.total, whole, quick, may_hold, crowded)
 
 
 def _is_quick(requests: Requests, ways: Ways) -> bool:
     return weight(len(requests), requests.total) <= ways.quick_weight
 
 
-def _whole(stream: Stream, quick: bool, ways: Ways) -> Whole | None:
+def _whole(stream: Stream, quick: bool, ways: Ways, crowd: int) -> Whole | None:
     """The system call, or the copy, that moves all of it, unless threads help."""
-    few = quick or stream.total < ways.split_bytes
+    few = quick or not ways.split(stream.total, crowd)
     return stream.whole(keep_gil=quick) if few else None
 
 
-def _gathered(requests: Requests, target: Target, ways: Ways) -> Whole | None:
+def _gathered(requests: Requests, target: Target, ways: Ways, crowd: int) -> Whole | None:
     """The call that moves everything between two steady buffers by way of numpy; None where it would be
     slower than another."""
     there, used = target.region, requests.local_used
     here = ways.steady(used[0]) if len(used) == 1 else None
     if there is None or here is None or _direct(len(requests), requests.total):
         return None
-    return _between(
-        requests.opcode, Side(requests.local, here), Side(requests.remote, there), requests.total
-    )
+    sides = Side(requests.local, here), Side(requests.remote, there)
+    return _between(requests.opcode, *sides, requests.total, crowd)
 
 
-def _gathered_anywhere(stream: Stream) -> Whole | None:
+def _gathered_anywhere(stream: Stream, crowd: int) -> Whole | None:
     """The same between more buffers, of which nobody knows yet how far apart they are."""
     if not stream.steady or stream.direct:
         return None
     local, remote = (Side(iovecs, around(iovecs)) for iovecs in (stream.local, stream.remote))
-    return _between(stream.opcode, local, remote, stream.total)
+    return _between(stream.opcode, local, remote, stream.total, crowd)
 
 
-def _between(opcode: Opcode, local: Side, remote: Side, total: int) -> Whole | None:
+def _between(opcode: Opcode, local: Side, remote: Side, total: int, crowd: int) -> Whole | None:
     target, source = (remote, local) if opcode is Opcode.WRITE else (local, remote)
-    call = gather.arranged(target, source, total)
+    call = gather.arranged(target, source, total, keep_gil=crowd == 1 or total < LONG_BYTES)
     return None if call is None else Whole(call, None)
 
 

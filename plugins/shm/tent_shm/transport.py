@@ -14,6 +14,7 @@ from tent_core.transport import LocalBuffer, Peer, Transport, TransportContext
 from tent_core.types import MemoryKind, Opcode, Permission, memory_kind
 from tent_shm import mapping, syscalls
 from tent_shm.attribute import BufferAttribute, Malformed, ProcessAttribute
+from tent_shm.crowd import Crowd
 from tent_shm.endpoint import ShmEndpoint, Tools
 from tent_shm.gather import Region
 from tent_shm.keeper import Keeper
@@ -53,7 +54,7 @@ class ShmTransport(Transport):
             keeper = Keeper(self._page, context.log)
         except OSError as error:
             raise TransportUnavailable(f"shm cannot make its identity page: {error}") from error
-        self._tools = Tools(keeper, Pool(settings.copy_threads, context.log), context.log)
+        self._tools = Tools(keeper, Pool(settings.copy_threads, context.log), context.log, Crowd())
         thread = keeper.start()
         self._tools.pool.start()
         if settings.allow_ptrace_by_anyone:
@@ -103,6 +104,8 @@ class ShmTransport(Transport):
             quick_weight=settings.keep_gil_bytes,
             hold_bytes=settings.hold_gil_bytes,
             split_bytes=settings.split_bytes,
+            threads=settings.copy_threads,
+            processors=len(os.sched_getaffinity(0)),
         )
         try:
             endpoint = ShmEndpoint(peer, owner, ways, tools, self._forget)

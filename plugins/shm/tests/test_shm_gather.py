@@ -23,16 +23,29 @@ def side(array: Array, offsets: NDArray[np.intp], lengths: int | list[int]) -> g
 
 
 @pytest.mark.parametrize(
-    ("count", "block"), [(16, 1), (17, 300_001), (100, 4096), (1000, 4097), (700, 8), (16, 2 * MIB)]
+    ("count", "block", "keep_gil"),
+    [
+        (16, 1, True),
+        (17, 300_001, True),
+        (100, 4096, True),
+        (1000, 4097, True),
+        (700, 8, True),
+        (16, 2 * MIB, True),
+        (512, 4096, False),
+        (1023, 33, False),
+        (1600, 4097, False),
+    ],
 )
-def test_every_block_is_copied_to_its_place_and_nothing_beside_them(count: int, block: int) -> None:
+def test_every_block_is_copied_to_its_place_and_nothing_beside_them(
+    count: int, block: int, keep_gil: bool
+) -> None:
     rng = np.random.default_rng(count)
     size = (count + 20) * block
     source, target, expected = noise(size, 1), noise(size, 2), noise(size, 2)
     here = rng.permutation(count + 20)[:count] * block
     there = rng.permutation(count + 20)[:count] * block
     sides = (side(target, there, block), side(source, here, block))
-    call = gather.arranged(*sides, count * block)
+    call = gather.arranged(*sides, count * block, keep_gil=keep_gil)
     assert call is not None
     call()
     for a, b in zip(here.tolist(), there.tolist(), strict=True):
@@ -53,6 +66,19 @@ def test_few_blocks_and_large_sums_and_blocks_of_several_sizes_are_left_to_the_k
     assert arranged(20, [256] * 18 + [255, 257], 20 * 256) is None
     block = gather.MOST_BYTES // 16 + 1
     assert arranged(16, block, 16 * block) is None
+
+
+def test_without_the_gil_few_blocks_and_large_sums_are_left_to_the_kernel() -> None:
+    memory = np.zeros(MIB, np.uint8)
+
+    def arranged(count: int, block: int) -> object:
+        rows = side(memory, np.arange(count), block)
+        return gather.arranged(rows, rows, count * block, keep_gil=False)
+
+    assert arranged(gather.LEAST_RELEASED, 16) is not None
+    assert arranged(gather.LEAST_RELEASED - 1, 16) is None
+    assert arranged(1024, gather.MOST_BYTES_RELEASED // 1024) is not None
+    assert arranged(1024, gather.MOST_BYTES_RELEASED // 1024 + 1) is None
 
 
 def test_an_address_outside_of_its_region_is_an_error_before_anything_is_copied() -> None:
