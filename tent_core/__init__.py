@@ -1,6 +1,6 @@
 """TENT moves bytes between the memories of processes: `Engine` says what, a YAML policy says how.
 
-Importing this package imports neither grpc nor pydantic: they come when an engine starts.
+Importing this package does not import grpc: that comes when an engine starts.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Engine:
         plugins: Registry | None = None,
         drive: Drive | None = None,
     ) -> None:
-        # What an engine needs and an import of tent_core does not: grpc, pydantic.
+        # What an engine needs and an import of tent_core does not: grpc, the settings.
         from tent_core import config as configuration
         from tent_core import host, log, topology
         from tent_core.announce import Announcer
