@@ -32,7 +32,8 @@ class Settings(Section):
     - `port`: number of the data port, 0 for any that is free. What is advertised is what was bound.
     - `advertise`: host that peers connect to; without it the address of `listen`, if that is given, else the
       engine's advertised host.
-    - `streams`: connections that are kept to a peer at most; each carries one transfer at a time.
+    - `streams`: connections that are kept to a peer at most; each carries one transfer at a time. Eight threads
+      with blocks of 64 KiB had 0.80 of one thread's rate with four, and 0.96 with eight.
     - `max_streams`: connections that peers may have open to this engine.
     - `connect_timeout`, `handshake_timeout`: for a connection to be made; for a new one to show its secret.
     - `stall_timeout`: how long a transfer may go without moving a byte before its stream is given up.
@@ -50,7 +51,7 @@ class Settings(Section):
     listen: Host | None = None
     port: Annotated[int, Interval(ge=0, le=65535)] = 0
     advertise: Annotated[Host, Check(_reachable)] | None = None
-    streams: Annotated[int, Interval(ge=1, le=64)] = 4
+    streams: Annotated[int, Interval(ge=1, le=64)] = 8
     max_streams: Annotated[int, Interval(ge=1, le=65536)] = 1024
     connect_timeout: Annotated[Seconds, Gt(0)] = 5.0
     handshake_timeout: Annotated[Seconds, Gt(0)] = 5.0
