@@ -54,6 +54,12 @@ What is known of rows that are below their floor, here or in other runs:
   microseconds, else 113) where the kernel lets the receiver share the sender's processor. Neither a shorter
   time slice for the receiver nor one that never sleeps changed that; a receiver bound to one processor did,
   in one process of three.
+- 100 blocks of 4 KiB over shm would have to take 30 microseconds, of which their copy has 14. An array
+  operation costs half a microsecond however short it is, so Python does not get there: a few hundred
+  compiled lines for the checks and the plan would.
+- Several threads with tcp, from 1 MiB on: one thread has both processors of this machine already, its own
+  and the receiver's. 1.3 times its rate would be a write of 1 MiB every 90 microseconds, or 1,000 x 4 KiB
+  every 376; two bare processes with a stream each manage one every 105 and every 561.
 - Beside a thread that computes in the initiator, what waits loses the interpreter lock for a switch interval
   of 5 ms. shm does not wait; tcp does, once a message is longer than what the sockets hold.
 """

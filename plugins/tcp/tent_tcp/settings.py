@@ -32,8 +32,8 @@ class Settings(Section):
     - `port`: number of the data port, 0 for any that is free. What is advertised is what was bound.
     - `advertise`: host that peers connect to; without it the address of `listen`, if that is given, else the
       engine's advertised host.
-    - `streams`: connections that are kept to a peer at most; each carries one transfer at a time. Eight threads
-      with blocks of 64 KiB had 0.80 of one thread's rate with four, and 0.96 with eight.
+    - `streams`: connections that are kept to a peer at most; each carries one transfer at a time. Eight
+      threads with blocks of 64 KiB had 0.80 of one thread's rate with four, and 0.96 with eight.
     - `max_streams`: connections that peers may have open to this engine.
     - `connect_timeout`, `handshake_timeout`: for a connection to be made; for a new one to show its secret.
     - `stall_timeout`: how long a transfer may go without moving a byte before its stream is given up.
