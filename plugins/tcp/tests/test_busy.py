@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import pytest
 from tcp_harness import Here, OwnerProcess, work
 
+from tent_core.testing.computing import computing
 from tent_core.types import Opcode, Status
 
 KIB = 1 << 10
@@ -36,15 +36,7 @@ def test_an_owner_whose_interpreter_runs_nothing_at_all_is_served_by_its_receive
 def test_transfers_of_any_size_work_beside_threads_that_compute(
     owner: OwnerProcess, here: Here
 ) -> None:
-    stop = threading.Event()
-
-    def compute() -> None:
-        while not stop.is_set():
-            sum(range(1000))
-
-    thread = threading.Thread(target=compute, daemon=True)
-    thread.start()
-    try:
+    with computing():
         for size in (100, 100 * KIB, 3000 * KIB, 20_000 * KIB):
             local, remote = here.offer(size, value=3), owner.offer(size)
             endpoint = here.transport.connect(owner.peer())
@@ -54,6 +46,3 @@ def test_transfers_of_any_size_work_beside_threads_that_compute(
                     assert done.status[0] == Status.COMPLETED
             assert set(owner.content(remote).tolist()) == {3}
             endpoint.close("test")
-    finally:
-        stop.set()
-        thread.join()
