@@ -29,9 +29,9 @@ DIRECT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refusal:
-    """Rows (None: all) that cannot be moved, and why."""
+    """Rows that cannot be moved, and why."""
 
-    rows: NDArray[np.intp] | None
+    rows: NDArray[np.intp]
     cause: Exception
 
 
