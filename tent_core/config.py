@@ -201,7 +201,10 @@ class _Checker:
             else:
                 allowed = ("true", "auto", "false")
                 self._add(
-                    (*path, "enable"), described(enable), ", ".join(allowed), _near(enable, allowed)
+                    (*path, "enable"),
+                    described(enable),
+                    ", ".join(allowed),
+                    nearest(enable, allowed),
                 )
                 asked[name] = Enable.FALSE
         return asked
@@ -287,7 +290,3 @@ class _Checker:
 
     def _add(self, path: Path, found: str, allowed: str, near: str | None = None) -> None:
         self.mistakes.append(Mistake(dotted(path), found, allowed, near, self._document.line(path)))
-
-
-def _near(value: object, choices: Iterable[str]) -> str | None:
-    return nearest(value, choices) if isinstance(value, str) else None

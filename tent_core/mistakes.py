@@ -39,8 +39,10 @@ class NotAllowed(ValueError):
         super().__init__(allowed)
 
 
-def nearest(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The choice that is spelled most like `word`, regardless of case, or None if none is like it."""
+def nearest(word: object, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The choice that is spelled most like `word`, regardless of case; None if none is, or it is no text."""
+    if not isinstance(word, str):
+        return None
     import difflib  # here: most programs make no mistake in it
 
     written = word[:100].lower()

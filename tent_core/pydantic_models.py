@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from tent_core.mistakes import Path, described, nearest
-from tent_core.section import Complaint, Section
+from tent_core.section import Complaint, Section, one_for_each
 
 _PHRASES = {
     "bool_parsing": "true or false",
@@ -58,7 +58,7 @@ def read(
     try:
         return model.model_validate(own), []
     except ValidationError as error:
-        return None, list(_complaints(error, model, own, foreign))
+        return None, list(one_for_each(_complaints(error, model, own, foreign)))
 
 
 def json_schema(model: type, references: str) -> dict[str, Any]:
@@ -83,19 +83,13 @@ class _Schema(GenerateJsonSchema):
 def _complaints(
     error: ValidationError, model: type[BaseModel], data: object, foreign: Collection[str]
 ) -> Iterator[Complaint]:
-    """One complaint for each value that a model refused, however many reasons there are."""
-    by_path: dict[Path, list[Complaint]] = {}
+    """What a model refused, and why: several complaints about a value, where it has several reasons."""
     for detail in error.errors(include_url=False, include_input=False):
         path = _path(data, detail["loc"], detail["type"])
         least = detail["ctx"]["min_length"] if detail["type"] == "too_short" else None
         if least is not None and len(_get(data, path)) >= least:
             continue  # pydantic counts only items without mistakes
-        by_path.setdefault(path, []).append(_complaint(detail, model, data, path, foreign))
-    for complaints in by_path.values():
-        first = complaints[0]
-        allowed = " or ".join(dict.fromkeys(complaint.allowed for complaint in complaints))
-        near = next((complaint.nearest for complaint in complaints if complaint.nearest), None)
-        yield Complaint(first.path, first.found, allowed, near)
+        yield _complaint(detail, model, data, path, foreign)
 
 
 def _complaint(
@@ -109,10 +103,10 @@ def _complaint(
         known = _keys(model, detail["loc"][:-1])
         if len(path) == 1:
             known = [*foreign, *known]
-        return Complaint(path, "an unknown key", ", ".join(known), _near(path[-1], known))
+        return Complaint(path, "an unknown key", ", ".join(known), nearest(path[-1], known))
     if kind in ("literal_error", "enum"):
         choices = re.findall(r"'([^']*)'", str(context["expected"])) or [str(context["expected"])]
-        return Complaint(path, described(value), ", ".join(choices), _near(value, choices))
+        return Complaint(path, described(value), ", ".join(choices), nearest(value, choices))
     cause = context.get("error")
     message = str(detail["msg"]).removeprefix("Input should be ")
     allowed = str(cause) if cause is not None else _PHRASES.get(kind, message).format_map(context)
@@ -155,7 +149,3 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models(argument)
-
-
-def _near(value: object, choices: Iterable[str]) -> str | None:
-    return nearest(value, choices) if isinstance(value, str) else None

@@ -97,6 +97,17 @@ def read(
     return (None if made is _REFUSED else made), reader.complaints
 
 
+def one_for_each(complaints: Iterable[Complaint]) -> Iterator[Complaint]:
+    """One complaint for each value, which allows what any of those about it allows."""
+    by_path: dict[Path, list[Complaint]] = {}
+    for complaint in complaints:
+        by_path.setdefault(complaint.path, []).append(complaint)
+    for path, reasons in by_path.items():
+        allowed = " or ".join(dict.fromkeys(reason.allowed for reason in reasons))
+        near = next((reason.nearest for reason in reasons if reason.nearest), None)
+        yield Complaint(path, reasons[0].found, allowed, near)
+
+
 def keys(model: type[Section]) -> list[str]:
     """The names of its fields, sorted."""
     return sorted(field.name for field in fields(model))  # type: ignore[arg-type]
@@ -151,7 +162,7 @@ class _Reader:
         known = [*foreign, *sorted(kinds)]
         for key in data:
             if key not in known:
-                near = nearest(key, known) if isinstance(key, str) else None
+                near = nearest(key, known)
                 self._complain((*path, key), "an unknown key", ", ".join(known), near)
         made = {name: value for name, value in made.items() if value is not _REFUSED}
         every = made | {
@@ -212,19 +223,15 @@ class _Reader:
     def _union(self, kinds: tuple[Any, ...], value: object, path: Path) -> Any:
         if value is None and NoneType in kinds:
             return None
-        refused: dict[Path, list[Complaint]] = {}
+        refused: list[Complaint] = []
         for kind in kinds:
             if kind is not NoneType:
                 attempt = _Reader()
                 made = attempt.value(kind, value, path)
                 if made is not _REFUSED:
                     return made
-                for complaint in attempt.complaints:
-                    refused.setdefault(complaint.path, []).append(complaint)
-        for where, reasons in refused.items():
-            allowed = " or ".join(dict.fromkeys(reason.allowed for reason in reasons))
-            near = next((reason.nearest for reason in reasons if reason.nearest), None)
-            self._complain(where, reasons[0].found, allowed, near)
+                refused += attempt.complaints
+        self.complaints += one_for_each(refused)
         return _REFUSED
 
     def _choice(self, choices: tuple[Any, ...], value: object, path: Path) -> Any:
@@ -232,8 +239,7 @@ class _Reader:
             if value == choice and type(value) in (type(choice), str):  # 1 is not True
                 return choice
         words = [str(choice) for choice in choices]
-        near = nearest(value, words) if isinstance(value, str) else None
-        return self._refuse(path, value, NotAllowed(", ".join(words), near))
+        return self._refuse(path, value, NotAllowed(", ".join(words), nearest(value, words)))
 
     def _items(self, kind: Any, value: object, path: Path) -> Any:
         if not isinstance(value, (list, tuple)):

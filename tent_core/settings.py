@@ -39,9 +39,7 @@ class _ByName(Reads):
         names = {member.name.lower(): member for member in self.kind}
         if isinstance(value, str) and value in names:
             return names[value]
-        raise NotAllowed(
-            ", ".join(names), nearest(value, names) if isinstance(value, str) else None
-        )
+        raise NotAllowed(", ".join(names), nearest(value, names))
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
