@@ -35,6 +35,7 @@ from processes import MEANS, movers
 from tent_core.bench.cases import SEED, Case, Memory, Work, parse_case, works
 from tent_core.bench.measure import Bench, timed_together
 from tent_core.bench.run import BenchOptions, ends
+from tent_core.errors import UsageError
 from tent_core.types import Opcode
 
 THREADS = (2, 4, 8)
@@ -151,7 +152,7 @@ def _profiled(call: Callable[[], object], profiler: cProfile.Profile) -> Callabl
 
 def run(args: argparse.Namespace) -> list[Row]:
     """All transports; or print the profiles, and no rows."""
-    cases = tuple(map(parse_case, args.case or CASES))
+    cases = tuple(args.case or map(parse_case, CASES))
     rows: list[Row] = []
     for transport, memory in KINDS:
         if transport not in (args.transport or ("shm", "tcp")):
@@ -184,6 +185,13 @@ def show(rows: list[Row]) -> None:
         print(f"{row.name:34}" + "".join(cells))
 
 
+def _case(text: str) -> Case:
+    try:
+        return parse_case(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def main() -> int:
     """Measure, and print a table or one JSON document."""
     parser = argparse.ArgumentParser(
@@ -191,7 +199,9 @@ def main() -> int:
     )
     several: dict[str, Any] = {"action": "append"}
     parser.add_argument("--transport", **several, choices=["shm", "tcp"], help="default: both")
-    parser.add_argument("--case", **several, metavar="BLOCKxBATCH", help=f"default: {CASES}")
+    parser.add_argument(
+        "--case", **several, type=_case, metavar="BLOCKxBATCH", help=f"default: {CASES}"
+    )
     parser.add_argument("--op", **several, choices=["write", "read"], help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each number (0.5)")
