@@ -140,42 +140,26 @@ def make(requests: Requests, target: Callable[[int], Target], ways: Ways, crowd:
             targets[number] = _permitted(requests.opcode, target(number))
         except TentError as error:
             causes[number] = error
+    quick = weight(len(requests), requests.total) <= ways.quick_weight
+    crowded = crowd > 1 if ways.matters(requests.total) else None
+    refusals: tuple[Refusal, ...] = ()
+    whole, at_once = None, True
     if causes or len(targets) > 1:
-        return _to_several(requests, targets, causes, ways, crowd)
-    (lone,) = targets.values()
-    quick = _is_quick(requests, ways)
-    crowded = crowd > 1 if ways.matters(requests.total) else None
-    whole = _gathered(requests, lone, ways, crowd)
-    if whole is not None:
+        streams, refusals = _sorted_out(requests, targets, causes, ways)
+        later = partial(tuple, streams)
+        at_once = len(streams) == 1 and not refusals
+        if at_once:
+            whole = _gathered_anywhere(streams[0], crowd)
+    else:
+        (lone,) = targets.values()
         later = partial(_streams_to, requests, lone, ways)
-        return Plan((lone,), later, (), requests.total, whole, quick, False, crowded)
-    streams = _streams_to(requests, lone, ways)
-    whole, may_hold = _whole(streams[0], quick, ways, crowd), requests.total <= ways.hold_bytes
-    return Plan((lone,), lambda: streams, (), requests.total, whole, quick, may_hold, crowded)
-
-
-def _to_several(
-    requests: Requests,
-    targets: dict[int, Target],
-    causes: dict[int, Exception],
-    ways: Ways,
-    crowd: int,
-) -> Plan:
-    streams, refusals = _sorted_out(requests, targets, causes, ways)
-    crowded = crowd > 1 if ways.matters(requests.total) else None
-    quick = _is_quick(requests, ways)
-    whole, may_hold = None, False
-    if len(streams) == 1 and not refusals:
-        whole = _gathered_anywhere(streams[0], crowd)
-        if whole is None:
-            whole = _whole(streams[0], quick, ways, crowd)
-            may_hold = requests.total <= ways.hold_bytes
+        whole = _gathered(requests, lone, ways, crowd)
+    may_hold = at_once and whole is None and requests.total <= ways.hold_bytes
     used = tuple(targets.values())
-    return Plan(used, lambda: streams, refusals, requests.total, whole, quick, may_hold, crowded)
-
-
-def _is_quick(requests: Requests, ways: Ways) -> bool:
-    return weight(len(requests), requests.total) <= ways.quick_weight
+    found = Plan(used, later, refusals, requests.total, whole, quick, may_hold, crowded)
+    if at_once and whole is None:
+        found.whole = _whole(found.streams[0], quick, ways, crowd)
+    return found
 
 
 def _whole(stream: Stream, quick: bool, ways: Ways, crowd: int) -> Whole | None:
